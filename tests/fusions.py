@@ -22,6 +22,7 @@ from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import node_bits
 from dse.sim.einsum.evaluate import Problem, Solution, einsum_cost, objective_value
 from dse.sim.fronts import Objective
+from dse.sim.levels.network import Uncounted
 from dse.sim.levels.transfer import dim_names
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
@@ -164,6 +165,19 @@ def rated_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch
     """The same with slow lanes and leakage."""
     arch, workload = random_case(seed, overlap, most)
     return rates.drawn(arch, Random(f"rates {seed}")), workload
+
+
+def networked_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
+    """The same with an array of which links and endpoints cost."""
+    rng = Random(f"network {seed}")
+    while True:
+        arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 3))
+        dims = rng.choice([(("Y", 1), ("X", 2)), (("Y", 1), ("X", 4)), (("Y", 2), ("X", 2))])
+        flags = [tuple(rng.random() < 0.7 for _ in dims) for _ in range(2)]
+        array = Fanout("array", 2, dims, *flags, hop_pj=rng.choice([0.0, 0.5, 2.0]), endpoint_pj=0.25)
+        arch = replace(arch, fanouts=(array,))
+        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
+            return rates.drawn(arch, rng) if seed % 2 else arch, workload
 
 
 def widened_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
@@ -425,7 +439,10 @@ class Everything:
             segment = self.text(own, loops, depths, nests)
             one = placed.placed_segments(wide, Workload("", own), Schedule((segment,)))[0][j]
             around = replace(one.boundary, retained=tuple((t, "GLB", Fraction(1)) for t in stays))
-            cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
+            try:
+                cost = einsum_cost(Problem(wide, e, self.objective, around), one.nest)
+            except Uncounted:  # no answer
+                continue
             if isinstance(cost, Infeasible):  # too many PEs
                 continue
             rows = boundary.node_footprints(around, boundary.whole_nest(around, one.nest), e, wide)

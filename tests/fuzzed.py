@@ -61,7 +61,7 @@ BUFFER = (
     "actions_per_cycle: {rate}, bypass: {bypass}, double_buffer: {double}, leak_mw: 0, area_mm2: 0}}\n"
 )
 INSIDE = (
-    "- {{array: array, dims: {{y: {rows}, x: {columns}}}, multicast: true, reduce: {flag}}}\n"
+    "- {{array: array, dims: {{y: {rows}, x: {columns}}}, multicast: true, reduce: {flag}, hop_pj: {hop}}}\n"
     "- {{memory: l2, kind: custom, capacity: {room} B, width_bits: 8, read_pj: 0.1, write_pj: 0.1, "
     "actions_per_cycle: inf, leak_mw: 0, area_mm2: 0}}\n"
 )
@@ -165,7 +165,11 @@ def random_machine(rng: Random, nodes: bool) -> str:
     )
     if rng.random() < 0.5:
         text += INSIDE.format(
-            rows=rng.choice([1, 2]), columns=2, flag=rng.choice(["true", "false"]), room=rng.choice([3, 4, 8])
+            rows=rng.choice([1, 2]),
+            columns=2,
+            flag=rng.choice(["true", "false"]),
+            room=rng.choice([3, 4, 8]),
+            hop=Random(f"hop {text}").choice([0, 0, 0.3]),
         )
     lane = Random(f"lane {text}")
     return text + COMPUTE.format(rate=lane.choice(RATES), leak=lane.choice([0, 0, 1, 30]))

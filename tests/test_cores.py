@@ -36,7 +36,7 @@ nodes:
 - {{array: cores, dims: {dims}, multicast: {multicast}, reduce: false}}
 - {{memory: gbuf, kind: custom, capacity: {room}, width_bits: 16, read_pj: 0.7, write_pj: 0.9,
   actions_per_cycle: 4, leak_mw: 0.3, area_mm2: 0}}
-- {{array: array, dims: {{x: 4, y: 4}}, multicast: true, reduce: true}}
+- {{array: array, dims: {{x: 4, y: 4}}, multicast: true, reduce: true, hop_pj: {hop}}}
 - {{compute: mac, kind: int8, vector_lanes: {lanes}}}
 """
 
@@ -48,10 +48,11 @@ def cores(
     overlap: str = "buffered",
     lanes: int = 0,
     room: str = "2 KiB",
+    hop: float = 0.0,
 ) -> Arch:
     """A machine of cores, each with a buffer and 16 MAC units."""
     flag = str(multicast).lower()
-    text = MACHINE.format(dims=dims, multicast=flag, overlap=overlap, lanes=lanes, room=room)
+    text = MACHINE.format(dims=dims, multicast=flag, overlap=overlap, lanes=lanes, room=room, hop=hop)
     (folder / "cores.yaml").write_text(text)
     return machine.load_arch(str(folder / "cores.yaml"))
 
@@ -77,6 +78,7 @@ PRODUCTS = chain_of("T[m,n] += X[m,k] * W[k,n]", "Y[m,f] += T[m,n] * V[n,f]", m=
         (ATTENTION, {"dims": "{row: 2, column: 3}", "overlap": "free", "lanes": 7}),
         (ATTENTION, {"multicast": True, "lanes": 4}),
         (PRODUCTS, {"dims": "{row: 1, column: 4}", "room": "64 B"}),
+        (PRODUCTS, {"hop": 0.2}),
     ],
 )
 def test_a_segment_costs_the_cores_in_use_times_its_part(

@@ -30,7 +30,16 @@ from hw import machine
 from hw.arch import Arch, Compute, Level
 from tests import by_hand
 from tests.amount import amount, full_only, some
-from tests.fusions import laid_case, random_case, sparse_case, unlike, widened_case, wrong, wrong_in_layouts
+from tests.fusions import (
+    laid_case,
+    networked_case,
+    random_case,
+    sparse_case,
+    unlike,
+    widened_case,
+    wrong,
+    wrong_in_layouts,
+)
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
 from workloads.graph import Workload
@@ -74,6 +83,11 @@ def test_no_schedule_of_the_space_is_cheaper(seed: int) -> None:
 def test_no_schedule_on_a_machine_of_several_widths_is_cheaper(seed: int) -> None:
     """10: an array above the level that widens; 11: sums alone are wider there; 18: inputs and sums are."""
     assert unlike(seed, *widened_case(seed, "free")) == []
+
+
+@pytest.mark.parametrize("seed", some([3, 12, 17, 21], 0, 2, 3))
+def test_no_schedule_on_a_machine_that_prices_hops_is_cheaper(seed: int) -> None:
+    assert unlike(seed, *networked_case(seed, "buffered" if seed % 4 == 3 else "free")) == []
 
 
 def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
@@ -234,8 +248,6 @@ def test_the_command_keeps_and_fuses_and_remembers(tmp_path: Path, monkeypatch: 
         r"it out",
     ):
         dse.map("gemm:m=4,n=4,k=4", "a2s", **{"solver.schedule": "fused", "solver.sharing_gap": 0.2})
-    with pytest.raises(ValueError, match="kapla_single prices hops"):
-        dse.map("gemm:m=4,n=4,k=4", "kapla_single", **{"solver.schedule": "fused"})
 
 
 @pytest.mark.parametrize("seed", some([0, 5, 7], 0, 2))

@@ -47,7 +47,7 @@ def line_of(found: Any) -> str:
             "--set solver.schedule=fused --set solver.mapper=optimal --set solver.tiling=mapper fuses them",
         ),
         ({"solver.schedule": "fused"}, ""),
-        ({"array.hop_pj": 0.001}, "; no solver fuses them on edge_array"),
+        ({"array.hop_pj": 0.001}, "; dse map ... --set solver.schedule=fused fuses them"),
         (
             {"gbuf.bits": {"output": 32}},
             "; no solver fuses them on edge_array in memories that narrow or widen elements (--set gbuf.bits",

@@ -395,11 +395,6 @@ def _search_schedule(
     """
     if options.schedule == "best":
         return _best(arch, workload, options, progress)
-    if options.schedule == "fused" and arch.prices_networks():
-        raise ValueError(
-            f"solver.schedule = {options.schedule}: {arch.name} prices hops, which is not searched; "
-            "take solver.schedule=unfused"
-        )
     if (
         options.schedule == "fused"
         and arch.narrows_or_widens()

@@ -3,10 +3,10 @@ each nest enumerated and priced by the evaluator.
 
 On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may
 have a gap. A quarter as many of eleven rows, where shared loops leave remainders, and on machines that narrow
-or widen elements. Half as many on machines with lines and rows, layouts chosen in the same solve. Half of the
-machines have slow lanes and leakage of all that is there (`tests/rates.py`). Graphs without lanes against a
-list of schedules that is counted by hand, from docs/model.md alone (tests/by_hand.py). And the published
-chain of two products, walked element by element.
+or widen elements, or price hops. Half as many on machines with lines and rows, layouts chosen in the same
+solve. Half of the machines have slow lanes and leakage of all that is there (`tests/rates.py`). Graphs
+without lanes against a list of schedules that is counted by hand, from docs/model.md alone
+(tests/by_hand.py). And the published chain of two products, walked element by element.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from random import Random
 from hw import machine
 from tests import rates
 from tests.by_hand import wrong as by_hand_wrong
-from tests.fusions import ELEVEN, FEW, random_case, unlike, widened_case, wrong, wrong_in_layouts
+from tests.fusions import (
+    ELEVEN,
+    FEW,
+    networked_case,
+    random_case,
+    unlike,
+    widened_case,
+    wrong,
+    wrong_in_layouts,
+)
 from tests.test_fused import chain, solved
 from tests.test_schedule_walks import compared
 
@@ -38,6 +47,10 @@ def uneven(seed: int) -> list[str]:
 
 def widened(seed: int) -> list[str]:
     return unlike(seed, *widened_case(seed, "buffered" if seed % 4 == 3 else "free"))
+
+
+def networked(seed: int) -> list[str]:
+    return unlike(seed, *networked_case(seed, "buffered" if seed % 4 == 3 else "free"))
 
 
 def laid(seed: int) -> tuple[list[str], list[float]]:
@@ -69,14 +82,17 @@ def main() -> int:
         sep="\n  ",
         flush=True,
     )
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        widths = list(pool.map(widened, range(CASES // 4), chunksize=5))
-    print(
-        f"  {len(widths)} graphs on machines that narrow or widen elements: {sum(map(bool, widths))} wrong",
-        *[line for lines in widths for line in lines][:3],
-        sep="\n  ",
-        flush=True,
-    )
+    machines: list[list[str]] = []
+    for told_wrong, what in ((widened, "narrow or widen elements"), (networked, "price hops")):
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            own = list(pool.map(told_wrong, range(CASES // 4), chunksize=5))
+        print(
+            f"  {len(own)} graphs on machines that {what}: {sum(map(bool, own))} wrong",
+            *[line for lines in own for line in lines][:3],
+            sep="\n  ",
+            flush=True,
+        )
+        machines += own
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         by_hand = list(pool.map(by_hand_wrong, range(2 * CASES), chunksize=5))
     print(
@@ -101,7 +117,7 @@ def main() -> int:
     return int(
         any(found)
         or any(remainders)
-        or any(widths)
+        or any(machines)
         or any(lines for lines, _ in told)
         or any(by_hand)
         or bool(walked)

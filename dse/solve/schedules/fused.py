@@ -427,7 +427,7 @@ def graph(
     ones. several_loops: several shared loops are searched, if lower bounds of that search hold on the machine
     (`shared_loops.searchable`: no level further out is cheaper to access).
     """
-    levels = fusing_levels(arch) if layouts or not arch.layout_sensitive() else ()
+    levels = fusing_levels(arch) if layouts or not arch.models_layout() else ()
     array = array_of_cores(arch)
     makers = {e.output.tensor: i for i, e in enumerate(workload.einsums)}
     occurrences = counts(workload)

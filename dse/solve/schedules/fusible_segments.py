@@ -68,7 +68,7 @@ def fusing_levels(arch: Arch) -> tuple[Level, ...]:
 def array_of_cores(arch: Arch) -> Fanout | None:
     """Returns the array whose PEs run fused segments, each on its part of them; None if there is none."""
     f = next(iter(arch.fanouts), None)
-    if f is None or f.outside != 1 or f.systolic or arch.layout_sensitive():
+    if f is None or f.outside != 1 or f.systolic or f.has_price() or arch.models_layout():
         return None
     is_array = prod(n for _, n in f.dims) > 1
     return f if is_array and fusing_levels(one_core(arch, 1)) else None
@@ -100,7 +100,7 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     array = array_of_cores(arch)
     pairs = (Members(*run, axes=()) for run in runs(workload, 2) if run[2])
     is_split = array and any(any(splits(workload, pair, array)) for pair in pairs)
-    if (fusing_levels(arch) and not arch.prices_networks()) or is_split:
+    if fusing_levels(arch) or is_split:
         yield "fused"
     if arch.narrows_or_widens():  # the other solvers count elements of one width
         return
