@@ -760,7 +760,9 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
         objective_values(batch.objective, total_pj, total_cycles),
         objective_values(batch.objective, total_lower_pj, total_lower_cycles),
     )
-    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), total(value / (1 + gaps)))
+    # occurrences first, then the quotient, as `evaluate._sum_gap` does: equal to the last digit
+    occurrences = np.array(costs.lower_bounds.occurrences)[:, None]
+    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), sum(occurrences * value / (1 + gaps)))
     gap = np.minimum(gap, to_bound)
     return Sums(
         total_pj,
