@@ -762,7 +762,8 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
     )
     # occurrences first, then the quotient, as `evaluate._sum_gap` does: equal to the last digit
     occurrences = np.array(costs.lower_bounds.occurrences)[:, None]
-    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), sum(occurrences * value / (1 + gaps)))
+    least = np.asarray(sum(occurrences * value / (1 + gaps)))
+    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), least)
     gap = np.minimum(gap, to_bound)
     return Sums(
         total_pj,
