@@ -144,6 +144,12 @@ class RayCalls(pool.RayCalls):
     def cpus(self) -> int:
         return self.seats
 
+    def free_cpus(self) -> int:
+        return 0
+
+    def unplaced(self) -> int:
+        return 0
+
 
 @dataclass(slots=True)
 class StubCalls(pool.Calls):
@@ -201,6 +207,12 @@ class StubCalls(pool.Calls):
 
     def cpus(self) -> int:
         return self.seats
+
+    def free_cpus(self) -> int:
+        return 0
+
+    def unplaced(self) -> int:
+        return 0
 
     def head_answers(self) -> bool:
         return True

@@ -111,6 +111,7 @@ Map = Callable[[Iterator[Lease | None]], Iterator[Done | None]]
 class Status:
     """State of a run, as status.json has it."""
 
+    study: dict[str, Any]  # name, workloads, machine, axes (key -> number of values), machines of the space
     state: str  # running, finished, interrupted or failed
     reason: str
     done: int  # machines with rows, over all sessions; the next four counts are by status
@@ -123,6 +124,7 @@ class Status:
     workers: int  # wanted
     workers_live: int  # that answer now
     workers_busy: int  # those of them that have a lease
+    waiting: str  # what workers that were asked for wait for; "": nothing
     address: str  # of the Ray cluster that the run joined; "": it started one, or solves in its own process
     rate: float  # machines per second: of the last minute, at first of this session
     left_s: float | None  # seconds left; None: unknown or not running
@@ -966,6 +968,9 @@ def _loop(run: Run, lease_map: Map, report: Callable[..., Status]) -> None:
                 report("running")
             if run.log_lines and time.monotonic() - run.logged_at >= min(LOG_S, LOG_COST_S * run.slots):
                 _write_log(run)
+            # no worker is there that could take the last leases, or has any
+            if done is None and run.halt_reason and not run.worker_stats.live and not _in_flight(run):
+                break
     except KeyboardInterrupt:
         run.halt_reason = "interrupted"
     except RunFault as fault:
@@ -1168,6 +1173,11 @@ def _rate(run: Run, session_s: float) -> float:
     return (run.solved - solved_before) / (now - began) if is_known else rate
 
 
+def _in_flight(run: Run) -> int:
+    """Returns how many machines were dispatched and have no row yet."""
+    return sum(run.missing[run.complete_count :]) - len(run.todo)
+
+
 def _report(run: Run, progress: Callable[[Status], None] | None, state: str, reason: str = "") -> Status:
     """Writes status.json and calls `progress`."""
     drift = time.time() - time.monotonic() - run.clock_offset_s
@@ -1183,7 +1193,15 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
     remaining = max(0, _planned(run) - done + (run.violating if run.job.study.stop.machines else 0))
     rate = _rate(run, session_s)
     size, volume, reference = run.state.front()
+    study = run.job.study
     status = Status(
+        study={
+            "name": study.name,
+            "workloads": [ref.name for ref in study.workloads],
+            "machine": study.space.template.name,
+            "axes": {axis.key: len(axis.values) for axis in study.space.axes},
+            "machines": study.space.size,
+        },
         state=state,
         reason=reason or run.halt_reason,
         done=done,
@@ -1196,13 +1214,14 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         workers=run.slots,
         workers_live=run.worker_stats.live if run.is_looping else 0,
         workers_busy=run.worker_stats.busy if run.is_looping else 0,
+        waiting=run.worker_stats.waiting if run.is_looping else "",
         address=run.address,
         rate=rate,
         left_s=_left_s(run, remaining, rate) if state == "running" else None,
         seconds=run.seconds(),
         utilization=min(1.0, run.worker_stats.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
         queue=len(run.todo),
-        in_flight=sum(run.missing[run.complete_count :]) - len(run.todo),
+        in_flight=_in_flight(run),
         retries=run.worker_stats.retries,
         cache_hits=run.worker_stats.cache_hits,
         cache_misses=run.worker_stats.cache_misses,

@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -290,14 +291,36 @@ def in_urls(text: str, url: str) -> str:
 
 
 def fetched(url: str) -> Path:
-    """Returns a copy of a remote run folder, as of its newest head. Raises RunFault."""
+    """Returns a copy of a remote run folder, as of its newest head. Raises RunFault; ValueError where no run
+    is, and nothing is written then.
+    """
     remote = remote_at(url)
     copy = copy_folder(remote)
+    raise_if_no_run(url)
     with _as_fault(remote), _locked(copy):
         if not folder.is_locked(copy) and _fetch(remote, copy) is None:
-            raise RunFault(f"{remote.shown}: no run is there; start one with dse run STUDY.yaml --out URL")
+            raise ValueError(_no_run_text(remote))
         _fetch_by_workers(remote, copy)
     return copy
+
+
+def raise_if_no_run(url: str) -> None:
+    """Raises ValueError for a URL at which no run is, and of which no copy is on this machine."""
+    remote = remote_at(url)
+    with _as_fault(remote):
+        if not copy_folder(remote).is_dir() and _newest(remote) is None:
+            raise ValueError(_no_run_text(remote))
+
+
+def _no_run_text(remote: Remote) -> str:
+    return f"{remote.shown}: no run is there; start one with dse run STUDY.yaml --out URL"
+
+
+def last_claim_s(url: str) -> float:
+    """Returns seconds since a driver last wrote its claim of a remote folder; inf: there is no claim."""
+    remote = remote_at(url)
+    with _as_fault(remote):
+        return max(0.0, time.time() - max(remote.names("claims").values(), default=-inf))
 
 
 @contextmanager
@@ -340,12 +363,13 @@ def published(url: str) -> Iterator[Publisher]:
 def stop(url: str, request: bytes, waiting: Callable[[], None]) -> Path:
     """Asks the run that writes into a remote folder to end, and waits for that. Returns a copy of the folder.
 
-    Raises RunFault if no run writes into it.
+    Raises ValueError if no run is there, RunFault if none writes into it.
     """
     remote = remote_at(url)
     with _as_fault(remote):
         claims = _alive(remote, remote.names("claims"), time.time())
         if not claims:
+            raise_if_no_run(url)
             raise RunFault(f"{remote.shown}: no run writes into this folder")
         for name in claims:
             remote.write(f"stop/{name}", request)
@@ -388,9 +412,7 @@ def _alive(remote: Remote, written: Mapping[str, float], now: float) -> dict[str
         if now - at < CLAIM_S:
             with suppress(FileNotFoundError):
                 process = remote.read(f"claims/{name}").decode(errors="replace")[:200]
-                found = re.fullmatch(r"process (\d+) on (.+)", process)
-                gone = found and found[2] == socket.gethostname() and not os.path.exists(f"/proc/{found[1]}")
-                if not (gone and os.path.exists("/proc/self")):
+                if not folder.is_gone(process.removeprefix("process ")):
                     alive[name] = process
     return alive
 

@@ -48,6 +48,7 @@ from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources_digest, unpack
 from dse.run.temporary import private_folder
 
+WAITING_S = 5.0  # seconds between looks at CPUs for actors that are not live
 DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
 MAX_HOLDERS = 1 << 14  # batches of which it is known who had them last, a limit of memory
 TRIES = 3  # a machine is given up when this many actors have died while solving it alone
@@ -191,6 +192,12 @@ class Calls(Protocol):
     def cpus(self) -> int:
         """Returns how many CPUs the cluster has."""
 
+    def free_cpus(self) -> int:
+        """Returns how many of them nobody holds."""
+
+    def unplaced(self) -> int:
+        """Returns how many actors of this run have found no node with a free CPU yet."""
+
     def head_answers(self) -> bool:
         """True if the head answers."""
 
@@ -244,7 +251,18 @@ class RayCalls(Calls):
             ray.kill(actor)
 
     def cpus(self) -> int:  # noqa: D102
-        return int(ray.cluster_resources().get("CPU", 1))
+        return int(ray.cluster_resources().get("CPU", 0))
+
+    def free_cpus(self) -> int:  # noqa: D102
+        return int(ray.available_resources().get("CPU", 0))
+
+    def unplaced(self) -> int:
+        """The head gives an actor an address once a node has a process for it; it is pending until that has
+        started.
+        """
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        pending = ray._private.state.actors(job_id=job, actor_state_name="PENDING_CREATION")
+        return sum(not one["Address"]["IPAddress"] for one in pending.values())
 
     def head_answers(self) -> bool:  # noqa: D102
         return _answers(ray.get_runtime_context().gcs_address)
@@ -289,6 +307,7 @@ class Pool:
     scanned_at: float = 0.0  # time.monotonic() when every actor was last looked at
     last_live_at: float = 0.0  # time.monotonic() when an actor was last live
     head_answered_at: float = 0.0  # time.monotonic() when the head last answered
+    asked_at: float = 0.0  # time.monotonic() when it was last asked for its free CPUs
 
 
 class Unjoined(BaseException):
@@ -588,7 +607,7 @@ def over_actors(pool: Pool, leases: Iterator[Lease | None]) -> Iterator[Done | N
     The work of one round is proportional to the results that arrived and to the actors that are not live;
     only `_scan`, once in SCAN_S, looks at every actor.
     """
-    pool.last_live_at = pool.head_answered_at = time.monotonic()
+    pool.last_live_at = pool.head_answered_at = pool.asked_at = time.monotonic()
     has_more = True
     try:
         while True:
@@ -617,7 +636,7 @@ def _grow(pool: Pool) -> None:
     if pool.slots and (len(pool.slots) == pool.workers or not pool.calls.head_answers()):
         return  # without its head Ray does not answer how many CPUs there are
     cpus = pool.calls.cpus()
-    wanted = pool.workers or cpus
+    wanted = pool.workers or max(1, cpus)
     starting = max(0, min(wanted, cpus) - len(pool.slots))
     room = max(1, MAX_STARTING - len(pool.not_live))
     for _ in range(min(starting, room) if starting > room else wanted - len(pool.slots)):
@@ -918,6 +937,22 @@ def _back_off(pool: Pool, slot: ActorSlot, error: RayError | None) -> None:
     _index(pool, slot)
 
 
+def _waiting_text(pool: Pool) -> str:
+    """Returns a line on the workers that find no free CPU in the cluster; "" if there are none."""
+    if not pool.not_live or not pool.calls.head_answers() or pool.calls.free_cpus() > 0:
+        return ""
+    if not (missing := pool.calls.unplaced()):
+        return ""
+    cpus = pool.calls.cpus()
+    has = f"{cpus} CPU{'s' * (cpus > 1)}, none of them free" if cpus else "no CPUs"
+    left_s = pool.starved_s if not pool.worker_stats.live else math.inf
+    ending = f"; ends after {pool.starved_s:g} s (limits.starved_seconds)" if left_s < math.inf else ""
+    return (
+        f"waits for CPUs for {missing} worker{'s' * (missing > 1)}: the Ray cluster has {has}; free some or "
+        f"add nodes, and it goes on by itself{ending}"
+    )
+
+
 def _watch(pool: Pool) -> None:
     """Calls `ready` of actors whose back-off is over, replaces dead ones. Raises PoolFault if no actor was
     live for `starved_s`, or the head did not answer for HEAD_S.
@@ -929,6 +964,8 @@ def _watch(pool: Pool) -> None:
         _call_ready(pool, slot)
     pool.worker_stats.live = len(pool.slots) - len(pool.not_live)
     pool.worker_stats.busy = pool.worker_stats.live - len(pool.idle)
+    if now - pool.asked_at > WAITING_S:
+        pool.asked_at, pool.worker_stats.waiting = now, _waiting_text(pool)
     if pool.worker_stats.live:
         pool.last_live_at = now
     elif now - pool.last_live_at > pool.starved_s:

@@ -38,6 +38,7 @@ class WorkerStats:
 
     live: int = 0  # workers that answer now
     busy: int = 0  # those of them that have a lease
+    waiting: str = ""  # what the others wait for; "": nothing
     busy_s: float = 0.0  # seconds that workers spent on leases
     retries: int = 0  # leases sent again because their actor was lost
     cache_hits: int = 0  # answers found in $DSE_CACHE

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -1142,10 +1143,16 @@ def test_status_of_a_killed_run(tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(LONG)
     child = start(tmp_path, "run", "long.yaml", "--workers", "0", "--out", "run")
     wait_for(lambda: (folder.status(tmp_path / "run", "") or {}).get("done", 0) > 0)
-    assert json.loads(good("status", "run", "--format", "json", folder=tmp_path))["state"] == "running"
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
     facts = json.loads(good("status", "run", "--format", "json", folder=tmp_path))
+    assert facts["state"] == "running"
+    assert 0 <= facts["last_sign_of_life_s"] < 60
+    study = facts["study"]
+    assert (study["name"], prod(study["axes"].values()), study["machines"]) == ("long", LONG_SIZE, LONG_SIZE)
+    assert f"{len(study['axes'])} axes (" in good("status", "run", folder=tmp_path)
+    os.killpg(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # killed, and still a zombie
+    facts = json.loads(good("status", "run", "--format", "json", folder=tmp_path))
+    child.communicate()
     assert facts["state"] == "killed"
     assert "dse resume" in facts["reason"]
     committed = sum(group.parts[0].rows for group in folder.read(tmp_path / "run").groups)

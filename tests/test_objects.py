@@ -14,7 +14,8 @@ import pytest
 
 from cluster import objects
 from cluster import store as stores
-from cluster.store import RunFault, StoreFault
+from cluster.store import StoreFault
+from dse.run import cache
 from tests.commands import dse, good
 
 ROOT = Path(__file__).parents[1]
@@ -244,9 +245,14 @@ def test_a_run_on_a_store_equals_one_in_a_folder(tmp_path: Path) -> None:
     url, here = f"file://{tmp_path}/bucket/first", str(tmp_path / "folder")
     run = ("run", "studies/first.yaml", "--workers", "0", "--out")
     copy = objects.copy_folder(objects.remote_at(url))
-    assert dse("status", url, folder=ROOT).stderr == (
-        f"{url}: no run is there; start one with dse run STUDY.yaml --out URL\n"
+    for command in ("status", "resume", "stop", "pareto"):
+        said = dse(command, url, folder=ROOT)
+        assert said.returncode == 2
+        assert said.stderr == f"{url}: no run is there; start one with dse run STUDY.yaml --out URL\n"
+    assert not list((cache.cache_root() / "remote").glob(f"{copy.name}*")), (
+        "nothing is left of a mistyped URL"
     )
+    assert not (tmp_path / "bucket").exists()
     good(*run, url, "--set", "stop.machines=30", folder=ROOT)
     copy.rename(tmp_path / "lost")  # another machine goes on
     assert f"{url}: finished" in good(*run, url, "--set", "stop.machines=60", folder=ROOT)
@@ -297,7 +303,7 @@ def test_a_run_on_a_store_is_stopped_from_another_host(
     url = f"file://{tmp_path}/bucket/first"
 
     def ask() -> None:
-        with pytest.raises(RunFault, match="no run is there"):  # it ends before it has a head
+        with pytest.raises(ValueError, match="no run is there"):  # it ends before it has a head
             objects.stop(url, b"stop", lambda: None)
 
     with objects.published(url) as publisher:

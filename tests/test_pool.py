@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from cluster import store as stores
 from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Ask, Done, Lease
+from dse.frontend import progress
 from dse.run import folder
 from dse.run.installed import PACKAGES
 from dse.study import study as studies
@@ -209,7 +211,7 @@ class Nodes(Boxes):
     """Nodes with some CPUs, whose actors never answer."""
 
     def __init__(self, cpus: int) -> None:
-        self.number, self.started, self.answers = cpus, 0, True
+        self.number, self.started, self.answers, self.free = cpus, 0, True, 0
 
     def cpus(self) -> int:
         assert self.answers, "Ray ends the process after a minute"
@@ -218,6 +220,12 @@ class Nodes(Boxes):
     def start(self) -> object:
         self.started += 1
         return object()
+
+    def free_cpus(self) -> int:
+        return self.free
+
+    def unplaced(self) -> int:
+        return self.started
 
     def ready(self, actor: object) -> object:
         return object()
@@ -263,6 +271,29 @@ def test_a_run_without_actors_ends_when_the_study_says() -> None:
     loop.last_live_at -= 2.0
     with pytest.raises(pool.PoolFault, match=r"no actor answered for 60 s \(limits.starved_seconds\)"):
         pool._watch(loop)
+
+
+@pytest.mark.parametrize(("cpus", "has"), [(0, "no CPUs"), (1, "1 CPU, none"), (4, "4 CPUs, none")])
+def test_a_run_says_that_it_waits_for_cpus(cpus: int, has: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not while a worker that has its CPU starts, nor once it answers."""
+    nodes = Nodes(cpus)
+    loop = pool.Pool(nodes, None, 2, lambda actor, line: None, WorkerStats(), starved_s=60.0)
+    loop.last_live_at = loop.head_answered_at = time.monotonic()
+    pool._grow(loop)
+    pool._watch(loop)
+    waiting = loop.worker_stats.waiting
+    assert waiting.startswith(f"waits for CPUs for 2 workers: the Ray cluster has {has}")
+    assert "ends after 60 s (limits.starved_seconds)" in waiting
+    status = SimpleNamespace(
+        notes=(), done=0, planned=9, state="running", reason="", waiting=waiting, workers_live=0, rate=0.0
+    )
+    with progress.RunProgress("net") as screen:
+        screen.line.shown_at = -9.0
+        screen.show(status)
+    assert f"net: 0 of 9 machines (0 %), {waiting}" in capfd.readouterr().err
+    nodes.free, loop.asked_at = 1, 0.0
+    pool._watch(loop)
+    assert not loop.worker_stats.waiting
 
 
 SCRIPT = """

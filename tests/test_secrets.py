@@ -209,6 +209,7 @@ COPIED = {
     "cluster/store.py _publish",
     "cluster/objects.py _files",
     "cluster/objects.py _is_of",
+    "dse/run/folder.py is_gone",  # one letter of /proc
     "cluster/objects.py _upload",
     "cluster/driver.py _sink",
     "cluster/sink.py fault",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -540,8 +539,8 @@ def left_out(root: Path) -> list[str]:
 
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
-    be gone. Raises Damaged, but with skip_damaged, or while the run goes on, not for damaged parts: these
-    are `damaged`, a line each.
+    be gone, else `last_sign_of_life_s` says how long ago it wrote. Raises Damaged, but with skip_damaged, or
+    while the run goes on, not for damaged parts: these are `damaged`, a line each.
     """
     manifest, damaged = folder.verified_parts(root)
     facts, lines = folder.status(root, manifest.identity), [*chain.from_iterable(damaged.values())]
@@ -570,13 +569,7 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
             f"{root / folder.STATUS}: {behind}; it is older than the rows, or a run is starting: "
             f"{folder.advice(root)}"
         )
-    process, _, host = str(facts.get("process", "")).partition(" on ")
-    if (
-        facts.get("state") == "running"
-        and host == socket.gethostname()
-        and os.path.exists("/proc/self")
-        and not os.path.exists(f"/proc/{process}")
-    ):
+    if facts.get("state") == "running" and folder.is_gone(str(facts.get("process", ""))):
         facts = folder.committed(root, manifest, facts)
         again = f" and solves {facts['uncommitted']} again" if facts["uncommitted"] else ""
         return facts | {
@@ -584,6 +577,8 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
             "reason": f"its process is gone; dse resume goes on{again}",
             "left_s": None,
         }
+    if facts.get("state") == "running":
+        return facts | {"last_sign_of_life_s": max(0.0, time.time() - written_at)}
     if facts.get("state") == "failed" and (known := folder.committed(root, manifest, facts))["uncommitted"]:
         return known
     return facts

@@ -156,6 +156,8 @@ def _resume(args: argparse.Namespace) -> int:
     from dse.run import folder
     from dse.study import study as studies
 
+    if folder.is_url(args.dir):
+        objects.raise_if_no_run(args.dir)
     with objects.run_folder(args.dir) as place:
         mended = store.mend(place.path)
         before = (folder.status(place.path, "") or {}).get("address")
@@ -211,8 +213,11 @@ def _open(args: argparse.Namespace) -> Any:
 
 # of the status, what is printed first, and all that --watch prints
 STATUS_FIRST = (
+    "study",
     "state",
+    "last_sign_of_life_s",
     "reason",
+    "waiting",
     "done",
     "planned",
     "left_s",
@@ -236,6 +241,7 @@ WATCHED_NOTES = 3  # newest notes that --watch prints
 
 def _status(args: argparse.Namespace) -> int:
     from dse.frontend import check
+    from dse.run import folder
 
     out = check.local(args.dir)
     if not check.is_intact_study(out):
@@ -244,12 +250,20 @@ def _status(args: argparse.Namespace) -> int:
         runs.study_of(out)  # raises if the folder or its study is damaged
     while True:
         facts = check.status(check.local(args.dir), args.skip_damaged)
+        if folder.is_url(args.dir) and facts["state"] == "running":
+            from cluster import objects
+
+            age_s = min(facts["last_sign_of_life_s"], objects.last_claim_s(args.dir))
+            facts["last_sign_of_life_s"] = age_s
         if args.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")  # a clear screen
         keys = STATUS_FIRST if args.watch and args.format == "text" else (*STATUS_FIRST, *facts)
         if args.watch and facts.get("notes"):
             facts["notes"] = facts["notes"][-WATCHED_NOTES:]
-        _print_facts({key: facts[key] for key in keys if key in facts}, args.format)
+        is_json = args.format == "json"
+        _print_facts(
+            {key: facts[key] for key in keys if key in facts and (is_json or facts[key] != "")}, args.format
+        )
         if not args.watch or facts["state"] != "running":
             return 0
         sys.stdout.flush()

@@ -177,6 +177,8 @@ class RunProgress:
         if status.state == "running" and status.reason:
             ending = f"interrupted; finishing {status.in_flight} machines, again to stop now"
             text = f"{text}, {ending if interrupted else status.reason}"
+        elif status.state == "running" and status.waiting and not status.workers_live:
+            text = f"{text}, {status.waiting}"
         elif status.rate:
             left = (
                 ", estimating the time left" * (status.state == "running")

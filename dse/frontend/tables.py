@@ -292,6 +292,8 @@ def fact(key: str, value: Any) -> str:
     """Returns the value of one key as text: durations and dates in words, floats with their unit, lists
     joined, values by key beside their names.
     """
+    if key == "study" and isinstance(value, Mapping):
+        return study_text(**value)
     if isinstance(value, Mapping):
         return ", ".join(f"{units.label(name)} {units.quantity(name, own)}" for name, own in value.items())
     if key == "time" and isinstance(value, float):
@@ -301,6 +303,19 @@ def fact(key: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return "; ".join(map(str, value))
     return units.quantity(key, value) if isinstance(value, float) else _integer_text(key, value)
+
+
+def study_text(
+    name: str, workloads: Sequence[str], machine: str, axes: Mapping[str, int], machines: int
+) -> str:
+    """Returns what a study varies, in one line. axes: key -> number of values.
+
+    >>> study_text("small", ["alexnet"], "eyeriss", {"array.x": 4, "clock_mhz": 500}, 2000)
+    'small: alexnet on eyeriss, 2 axes (array.x 4, clock_mhz 500), 2,000 machines'
+    """
+    listed = ", ".join(f"{key} {count}" for key, count in axes.items())
+    varied = f"{len(axes)} ax{'i' if len(axes) == 1 else 'e'}s ({listed}), " if axes else ""
+    return f"{name}: {', '.join(workloads)} on {machine}, {varied}{machines:,} machine{'s' * (machines != 1)}"
 
 
 def _integer_text(key: str, value: Any) -> str:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import stat
 import time
 import zlib
@@ -376,6 +377,19 @@ def is_locked(root: Path) -> bool:
         return fault.errno in (errno.EAGAIN, errno.EACCES)
     finally:
         os.close(handle)
+
+
+def is_gone(process: str) -> bool:
+    """True if a process, "NUMBER on HOST", is known to have ended: it was on this host, and is there no more
+    or is a zombie (killed, and its parent did not wait for it).
+    """
+    number, _, host = process.partition(" on ")
+    if host != socket.gethostname() or not number.isdecimal() or not os.path.exists("/proc/self/stat"):
+        return False
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
 
 
 def raise_if_no_run(root: Path) -> None:

@@ -760,7 +760,10 @@ def sums_at(batch: MachineBatch, costs: Table, machines: Ints) -> Sums:
         objective_values(batch.objective, total_pj, total_cycles),
         objective_values(batch.objective, total_lower_pj, total_lower_cycles),
     )
-    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), total(value / (1 + gaps)))
+    # occurrences first, then the quotient, as `evaluate._sum_gap` does: equal to the last digit
+    occurrences = np.array(costs.lower_bounds.occurrences)[:, None]
+    least = np.asarray(sum(occurrences * value / (1 + gaps)))
+    gap = gaps.max(axis=0) if is_joint else relative_gaps(total(value), least)
     gap = np.minimum(gap, to_bound)
     return Sums(
         total_pj,
