@@ -307,6 +307,7 @@ def _print_facts(facts: dict[str, Any], form: str) -> None:
 
 def _pareto(args: argparse.Namespace) -> int:
     from analysis import db
+    from dse.frontend import answers
     from dse.study import study as studies
 
     run = _open(args)
@@ -320,7 +321,7 @@ def _pareto(args: argparse.Namespace) -> int:
         _print_result(front, args)
         return 0
     columns = [*by, *map(db.column_of, objectives)]
-    with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
+    with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist(), default=0) > 1)
     names, others, same_in_all = _front_columns(front, columns, parameters, with_ties)
     shown_table = front.select(list(dict.fromkeys([*names, *others])))
     heads = {name: name if name in parameters else units.label(name) for name in shown_table.column_names}
@@ -348,7 +349,10 @@ def _pareto(args: argparse.Namespace) -> int:
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
     of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
     close = _close_line(front, by, [*map(db.column_of, objectives)])
-    for line in filter(None, (close, run.one_mapping_note(objectives), *of_whole)):
+    note = answers.Answer(front).note
+    for line in filter(
+        None, (note, close, run.one_mapping_note(objectives) if len(front) else "", *of_whole)
+    ):
         tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
@@ -516,6 +520,9 @@ def _print_result(
     """Prints rows; the arguments from `keep` on are those of tables.print_rows."""
     from dse.frontend import answers
 
+    note = answers.Answer(found).note
+    if note and args.format != "table":
+        print(tables.safe(note), file=sys.stderr)
     if args.format == "parquet":
         import pyarrow.parquet as pq
 
@@ -532,8 +539,9 @@ def _print_result(
     left_out = tables.print_rows(
         names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
     )
-    for words in spaces if "certificate" not in left_out else ():
-        tables.print_line(words)
+    for words in (*(spaces if "certificate" not in left_out else ()), *([note] * (args.format == "table"))):
+        if words:
+            tables.print_line(words)
 
 
 def _without_spaces(rows: Sequence[Sequence[Any]], at: int) -> tuple[list[Sequence[Any]], list[str]]:
