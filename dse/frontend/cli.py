@@ -728,9 +728,7 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
 def _shorter(sets: Mapping[str, Any]) -> str:
     """Returns what would end a long search: `limits.seconds`, of schedules that it may end."""
     schedule = sets.get("solver.schedule", "unfused")
-    if schedule == "best":
-        return "--set solver.schedule=fused --set limits.seconds=S searches less, with a gap"
-    may_end = schedule in ("unfused", "fused") and "limits.seconds" not in sets
+    may_end = schedule in ("unfused", "fused", "best") and "limits.seconds" not in sets
     return "--set limits.seconds=S ends its search, with a gap" * may_end
 
 
