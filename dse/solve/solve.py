@@ -458,9 +458,9 @@ def _search_schedule(
 def _best(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """Returns the schedule of lowest cost that any solver finds (`schedules.best`). Solvers that prove a bound
-    run first and share the time until a deadline: that of the widest space gets what unfused mappings leave.
-    Others run if time is left.
+    """Returns the schedule of lowest cost that any solver finds (`schedules.best`). Solvers that prove a
+    bound run first and share the time until a deadline: that of the widest space gets what unfused mappings
+    leave. Others run if time is left.
     """
     answers: dict[str, Solution | Infeasible] = {}
     if options.layout != "row_major" and arch.models_layout():  # the other solvers choose no layouts
