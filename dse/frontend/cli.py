@@ -955,9 +955,7 @@ def _compare(args: argparse.Namespace) -> int:
             "WORKLOAD MACHINE A B"
         )
     if args.format == "json":
-        tables.print_json(
-            {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in comparison}
-        )
+        tables.print_json(compare.to_json(comparison))
         return 0
     for one in comparison:
         _print_compared(compare.shown(one))
@@ -1027,8 +1025,8 @@ def _check(args: argparse.Namespace) -> int:
     faults, good = [], []
     for text in args.files:
         try:
-            line, layers = check.file(text)
-            components, counted = check.components(text), check.sparsity(text)
+            line, layers = check.file(text, args.set)
+            components, counted = check.components(text, args.set), check.sparsity(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
             if components:
                 good[-1] |= {"components": components}
