@@ -126,6 +126,13 @@ def test_a_certificate_is_one_short_line_and_the_rest_is_asked_for(home: Path) -
         assert "at most" in " ".join(full)
 
 
+def test_a_narrow_list_of_keys_has_values_and_defaults_below_the_meanings(home: Path) -> None:
+    narrow = " ".join(" ".join(lines(home, 80, "list", "keys", "--all")).split())
+    assert "not shown" not in narrow
+    assert "values: exhaustive, random, qmc, bounds, nsga2, nsga3, tpe; default: exhaustive" in narrow
+    assert not any("values: " in line for line in lines(home, 200, "list", "keys", "--all"))
+
+
 def test_a_table_ends_at_the_screen_unless_all_is_asked_for(home: Path) -> None:
     for command in (("sql", "run", "FROM counts"), ("list", "keys")):
         said = [line for line in lines(home, 80, *command) if line]

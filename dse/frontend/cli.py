@@ -230,6 +230,7 @@ STATUS_FIRST = (
     "damaged",
     "notes",
 )
+WIDE_KEYS = 140  # columns of a terminal from which on keys have a column each for values, unit and default
 MAX_VALUES = 32  # of a parameter, which `dse sql` lists one by one
 WATCHED_NOTES = 3  # newest notes that --watch prints
 
@@ -1006,10 +1007,11 @@ def _runs(args: argparse.Namespace) -> int:
     tables.print_rows(
         compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)
     )
-    if args.format == "table" and len(rows) > 1:
+    if args.format == "table" and rows:
         tables.print_line(
-            "hypervolume: in the box of each run's own points, so no two compare; dse compare RUN_A RUN_B "
-            "takes one box for both"
+            "hypervolume: in the box of each run's own points (dse status RUN --format json: "
+            "hypervolume_reference), so no two compare; dse compare RUN_A RUN_B takes one box for both, and "
+            "has other values"
         )
     return 0
 
@@ -1071,6 +1073,8 @@ def _list(args: argparse.Namespace) -> int:
 
         header, rows = check.listing(args.what)
     if args.format == "table":
+        if args.what == "keys" and tables.terminal_width() < WIDE_KEYS:
+            header, rows = _narrow_keys(header, rows)
         heads = [*map(units.label, header)]
         tables.print_rows(
             heads,
@@ -1086,6 +1090,18 @@ def _list(args: argparse.Namespace) -> int:
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
     _print_result(found, args, max_lines=tables.screen_lines(args.all))
     return 0
+
+
+def _narrow_keys(
+    header: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> tuple[Sequence[str], list[tuple[Any, ...]]]:
+    """Returns the table of keys with values, unit and default below each meaning."""
+    shown = []
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        below = "; ".join(f"{name}: {cells[name]}" for name in ("values", "unit", "default") if cells[name])
+        shown.append((cells["file"], cells["key"], "\n".join(filter(None, (cells["meaning"], below)))))
+    return ("file", "key", "meaning"), shown
 
 
 def _new(args: argparse.Namespace) -> int:
