@@ -348,7 +348,8 @@ def shown(table: Table) -> Table:
         )
         for row in table.rows
     )
-    return replace(table, rows=tuple(rows))
+    header = tuple("einsum" if name == "einsums" else name for name in table.header)  # as `dse map` has it
+    return replace(table, header=header, rows=tuple(rows))
 
 
 def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
