@@ -27,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis import computed, origin
+from analysis import advice, computed, origin
 from analysis.computed import Computed, literal, nodes
-from dse.explain.units import COLUMN_KEY, bare
+from dse.explain.units import COLUMN_KEY, NOTE_KEY, bare
 from dse.run import folder as folders
 from dse.run.folder import NONDOMINATED, Damaged
 from dse.run.temporary import private_folder
@@ -228,7 +228,7 @@ def query_tables(
     """Returns the result of a statement over given tables, as `query` does over those of a run. axes: as of
     `connect`; functions: that need no run.
     """
-    with as_query_error(), duckdb.connect(config={"threads": 2, "memory_limit": memory}) as con:
+    with duckdb.connect(config={"threads": 2, "memory_limit": memory}) as con, as_query_error(con, text):
         _add_fronts(con, axes)
         computed.add_functions(con, functions)
         for name, rows in tables.items():
@@ -313,7 +313,7 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
     QueryError, in one line, for other statements and those that DuckDB refuses; Stopped for one that takes
     too long; Damaged for parts of the folder that are not what was committed.
     """
-    with as_query_error():
+    with as_query_error(con, text):
         text.encode()  # raises for bytes of the command line that are no UTF-8
         computed.widen(con)
         refresh(con)
@@ -322,12 +322,19 @@ def query(con: duckdb.DuckDBPyConnection, text: str, seconds: float = TIMEOUT_S)
 
 
 def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
-    """Returns the result, each column with the column of a view that it shows as metadata ("": none)."""
+    """Returns the result, each column with the column of a view that it shows as metadata ("": none), and
+    that of a result without rows with what may have been meant.
+    """
     sources = origin.columns(con, text, found.column_names)
     fields = [
         field.with_metadata({COLUMN_KEY: source}) for field, source in zip(found.schema, sources, strict=True)
     ]
-    return found.cast(pa.schema(fields))
+    return _with_note(con, text, found.cast(pa.schema(fields)))
+
+
+def _with_note(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
+    note = "" if len(found) else advice.of_no_row(con, text)
+    return found.replace_schema_metadata({NOTE_KEY: note}) if note else found
 
 
 def is_ctrl_c(error: Exception) -> bool:
@@ -336,16 +343,29 @@ def is_ctrl_c(error: Exception) -> bool:
 
 
 @contextmanager
-def as_query_error() -> Iterator[None]:
-    """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt."""
+def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "") -> Iterator[None]:
+    """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt. con,
+    text: of the user's statement, about which advice is given.
+    """
     try:
         yield
     except (*STATEMENT_ERRORS, RuntimeError) as error:
         if is_ctrl_c(error):
             raise KeyboardInterrupt from None
         if isinstance(error, STATEMENT_ERRORS):
-            raise QueryError(_line(error)) from None
+            told = _advice(con, text, error) if con else ""
+            raise QueryError(f"{_line(error)}; {told}" if told else _line(error)) from None
         raise
+
+
+def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> str:
+    """Returns what to write instead of a statement that DuckDB cannot read; "" where it is not known."""
+    if not isinstance(error, duckdb.ParserException | duckdb.BinderException):
+        return ""
+    names_sql = (
+        "SELECT DISTINCT column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
+    )
+    return advice.of_fault(text, [name for (name,) in con.execute(names_sql).fetchall()])
 
 
 def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
@@ -433,11 +453,12 @@ def front(
             else ", ".join(_quote(name) for name in others if name not in first)
         )
         asked_designs = f"designs SEMI JOIN internal.asked USING (machine, schedule){distinct_rows}"
-        return _query_with_retry(
+        found = _query_with_retry(
             con,
             f"SELECT {keys}{tied_column}{f', {rest}' * bool(rest)} FROM {asked_designs} ORDER BY {ordered}",
             seconds,
         )
+    return _with_note(con, f"FROM designs WHERE {where}", found) if where.strip() else found
 
 
 def best(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], seconds: float = TIMEOUT_S) -> pa.Table:
@@ -495,10 +516,8 @@ def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
         _check_reads(con, rows[1:-1])
         con.execute(f"EXPLAIN {rows[1:-1]}")
     except (duckdb.Error, QueryError, UnicodeError) as error:
-        raise QueryError(
-            f"--where {' '.join(where.split())}: {_line(error)}; give a condition over points and "
-            "machines, e.g. area_mm2 < 2"
-        ) from None
+        told = _advice(con, where, error) or "give a condition over points and machines, e.g. area_mm2 < 2"
+        raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; {told}") from None
 
 
 def non_dominated(values: Values) -> Values:
@@ -703,7 +722,8 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
         raise
     if thread.is_alive():
         _interrupt(con, thread)
-        raise Stopped(f"stopped after {seconds:g} s; --timeout gives it more")
+        told = advice.of_timeout(text)
+        raise Stopped(f"stopped after {seconds:g} s; --timeout gives it more" + f"; {told}" * bool(told))
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]

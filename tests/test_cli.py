@@ -271,16 +271,16 @@ def test_two_runs_compared(home: Path) -> None:
     said = dse("compare", "run", "few", "--format", "json", folder=home)
     assert (said.returncode, said.stderr) == (0, "")
     found = json.loads(said.stdout)
-    assert {"key": "done", "A": SIZE, "B": 4} in found["runs"]
-    best = {one["objective"]: one for one in found["best of the feasible machines"]}
+    assert {"key": "done", "a": SIZE, "b": 4} in found["runs"]
+    best = {one["objective"]: one for one in found["objectives"]}
     assert list(best) == ["energy_pj:min", "latency_ns:min", "area_mm2:min", "hypervolume"]
     status = json.loads(good("status", "run", "--format", "json", folder=home))
-    assert best["hypervolume"]["A"] == pytest.approx(status["hypervolume"])  # of the same box
-    assert best["hypervolume"]["B"] < best["hypervolume"]["A"]  # a part of these machines
+    assert best["hypervolume"]["a"] == pytest.approx(status["hypervolume"])  # of the same box
+    assert best["hypervolume"]["b"] < best["hypervolume"]["a"]  # a part of these machines
     lowest = rows(home, "SELECT min(energy_pj) AS e FROM points")[0]["e"]
-    assert best["energy_pj:min"]["A"] == lowest
-    assert best["energy_pj:min"]["change"] == pytest.approx(best["energy_pj:min"]["B"] / lowest - 1)
-    assert found["keys of the studies that differ"] == [{"key": "stop.machines", "A": None, "B": "4"}]
+    assert best["energy_pj:min"]["a"] == lowest
+    assert best["energy_pj:min"]["change"] == pytest.approx(best["energy_pj:min"]["b"] / lowest - 1)
+    assert found["study_keys"] == [{"key": "stop.machines", "a": None, "b": "4"}]
     shown = good("compare", "run", "few", folder=home)
     assert re.search(rf"energy_pj:min +{quantity('energy_pj', lowest)} ", shown)
     assert "above their optima" in shown
@@ -309,10 +309,10 @@ def test_two_machines_of_a_run_compared(home: Path) -> None:
     )
     found = json.loads(good("compare", "run", "best", str(b), "--format", "json", folder=home))
     first, totals, *others = found.values()
-    assert next(iter(found)) == f"machine {a} (A), machine {b} (B)"
+    assert [*found][:2] == ["machines", "gemm:m=64,n=32,k=48.totals"]
     assert {"energy_pj"} < {one["metric"] for one in first}
     [energy] = [one for one in totals if one["metric"] == "energy_pj"]
-    assert energy["change"] == energy["B"] / energy["A"] - 1 > 0
+    assert energy["change"] == energy["b"] / energy["a"] - 1 > 0
     assert any(others)
     for words in (("run", "best", "77777"), (str(a), str(b))):
         said = dse("compare", *words, folder=home)
@@ -329,20 +329,20 @@ def test_what_moved_between_two_mappings(home: Path) -> None:
         costs[name] = json.loads(good("map", *asked, *options, "--format", "json", folder=home))
     found = json.loads(good("compare", *asked, "a.txt", "b.txt", "--format", "json", folder=home))
     energy = found["einsums"][0]
-    assert energy["energy_pj A"] == costs["a"]["energy_pj"]
-    assert energy["energy_pj B"] == costs["b"]["energy_pj"]
-    moved = next(rows_ for title, rows_ in found.items() if title.startswith("traffic"))
+    assert energy["energy_pj_a"] == costs["a"]["energy_pj"]
+    assert energy["energy_pj_b"] == costs["b"]["energy_pj"]
+    moved = found["traffic"]
     assert moved
     levels = {one["level"]: one for one in moved}
-    assert levels["REGF"]["moved_bytes A"] == 2 * 49152 * 2  # of C, read and written, in words of 2 bytes
-    assert all(one["energy_pj A"] != one["energy_pj B"] for one in moved)
+    assert levels["REGF"]["moved_bytes_a"] == 2 * 49152 * 2  # of C, read and written, in words of 2 bytes
+    assert all(one["energy_pj_a"] != one["energy_pj_b"] for one in moved)
     same = json.loads(good("compare", *asked, "a.txt", "a.txt", "--format", "json", folder=home))
-    assert next(rows_ for title, rows_ in same.items() if title.startswith("traffic")) == []
+    assert same["traffic"] == []
     assert {one["change"] for one in next(iter(same.values()))} == {None}
     totals = {one["metric"]: one for one in next(iter(found.values()))}
     for key, one in totals.items():
-        assert (one["A"], one["B"]) == (costs["a"][key], costs["b"][key])
-    assert totals["energy_pj"]["change"] == pytest.approx(energy["energy change"])
+        assert (one["a"], one["b"]) == (costs["a"][key], costs["b"][key])
+    assert totals["energy_pj"]["change"] == pytest.approx(energy["energy_change"])
     shown = good("compare", *asked, "a.txt", "b.txt", folder=home)
     assert re.search(r"energy +584.6 nJ +673 nJ +\+15.1 %", shown)
     assert not re.search("_pj|_ns|_cycles", shown)
@@ -534,10 +534,10 @@ def test_schedules_compared_by_name(home: Path) -> None:
     )
     asked = ("two.yaml", "edge_array")
     found = json.loads(good("compare", *asked, "unfused", "fused", "--format", "json", folder=home))
-    for name, letter in (("unfused", "A"), ("fused", "B")):
+    for name, letter in (("unfused", "a"), ("fused", "b")):
         options = ("--set", f"solver.schedule={name}", "--set", "gbuf.capacity=64 KiB")
         alone = json.loads(good("map", *asked, *options[:2], "--format", "json", folder=home))
-        assert sum(one[f"energy_pj {letter}"] for one in found["einsums"]) == pytest.approx(
+        assert sum(one[f"energy_pj_{letter}"] for one in found["einsums"]) == pytest.approx(
             alone["energy_pj"]
         )
         (home / f"{name}.txt").write_text(good("map", *asked, *options, "--format", "schedule", folder=home))
@@ -553,7 +553,7 @@ def test_schedules_compared_by_name(home: Path) -> None:
     )
 
 
-def test_equal_einsums_have_a_row_each_in_comparisons_and_their_own_names_in_maps(home: Path) -> None:
+def test_equal_einsums_that_one_schedule_maps_apart_have_a_row_each_in_comparisons(home: Path) -> None:
     """H and Y are equal and solved once; W is the weight of the first alone, V is made by nobody."""
     (home / "equal.yaml").write_text(
         "extents: {b: 64, d: 64, f: 64}\nweights: [W]\n"
@@ -561,15 +561,15 @@ def test_equal_einsums_have_a_row_each_in_comparisons_and_their_own_names_in_map
     )
     asked = ("equal.yaml", "edge_array")
     found = json.loads(good("compare", *asked, "unfused", "fused", "--format", "json", folder=home))
-    assert [one["einsum"] for one in found["einsums"]] == ["H", "Y"]
-    moved = next(rows_ for title, rows_ in found.items() if title.startswith("traffic"))
-    for name, letter in (("unfused", "A"), ("fused", "B")):
+    assert [one["einsums"] for one in found["einsums"]] == [["H"], ["Y"]]
+    moved = found["traffic"]
+    for name, letter in (("unfused", "a"), ("fused", "b")):
         options = ("--set", f"solver.schedule={name}", "--format", "json")
         alone = json.loads(good("map", *asked, *options, folder=home))
-        energies = [one[f"energy_pj {letter}"] for one in found["einsums"]]
+        energies = [one[f"energy_pj_{letter}"] for one in found["einsums"]]
         assert sum(energies) == pytest.approx(alone["energy_pj"])
         assert max(energies) < 0.6 * alone["energy_pj"]
-        dram = sum(one[f"moved_bytes {letter}"] for one in moved if one["level"] == "DRAM")
+        dram = sum(one[f"moved_bytes_{letter}"] for one in moved if one["level"] == "DRAM")
         assert dram == sum(one["occurrences"] * one["main_memory_bytes"] for one in alone["einsums"])
         assert [one["names"] for one in alone["einsums"]] == (
             [["H", "Y"]] if name == "unfused" else [["H"], ["Y"]]
@@ -653,7 +653,7 @@ def test_two_machines_compared(home: Path) -> None:
     totals, differing = found.values()
     changes = {one["metric"]: one["change"] for one in totals}
     assert changes == dict.fromkeys(changes) | {"clock_ghz": 1.0, "peak_tops": 1.0}
-    assert {"field": "clock_mhz", "A": 500.0, "B": 1000.0, "change": 1.0} in differing
+    assert {"field": "clock_mhz", "a": 500.0, "b": 1000.0, "change": 1.0} in differing
     assert not any(one["field"].endswith("_pj") for one in differing)
     assert "no field differs" in good("compare", "edge_array", "edge_array", folder=home)
     other = good("compare", "edge_array", "nvdla", folder=home)
@@ -1016,6 +1016,16 @@ def test_check_of_good_files(tmp_path: Path) -> None:
     ]
     assert "27 machines" in said[0]
     assert "24 MACs" in said[1]
+    shrunk = good("check", "edge_array", "--set", "gbuf.capacity=96 KiB", folder=tmp_path)
+    assert re.search(r"^GBUF .* 96 KiB", shrunk, re.MULTILINE)
+    for name, fault in (
+        ("edge_array", "gbuf.capacty"),
+        ("small.yaml", "stop.machine"),
+        ("gemm", "gbuf.capacity"),
+    ):
+        wrong = dse("check", name, "--set", f"{fault}=64", folder=tmp_path)
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+        assert fault in wrong.stderr
 
 
 @pytest.mark.parametrize(("clocks", "looked_at"), [(2, "8 of all 12"), (100, r"1\d\d of a sample of 256")])

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import db
+from analysis import advice, db
 from analysis.computed import Computed
 from dse.explain import derived, functions
+from dse.frontend.answers import Answer
 from dse.run import folder, record
 from dse.run.folder import Damaged
 from dse.study import study as studies
@@ -234,6 +235,64 @@ def test_a_quantity_as_a_text_is_told_as_the_number_to_write(condition: str, num
         db.query_tables(
             {"points": pa.table(points)}, f"FROM points WHERE {condition}".replace(f"'{text}'", number)
         )
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("SELECT array.x FROM points", "write array_x for array.x"),
+        ("SELECT p.array.x FROM points p", "write p.array_x for p.array.x"),
+        ("SELECT 'array.x' FROM points WHERE dram.kind = 'a'", "write dram_kind for dram.kind"),
+        ('SELECT "dram.kind" FROM points', "write dram_kind for dram.kind"),
+        ("FROM points WHERE array_x = 1.5 KiB", "columns hold bare numbers: write 1536 for 1.5 KiB"),
+        ("FROM points WHERE array_x = = 4", ""),
+    ],
+)
+def test_axes_and_quantities_of_a_study_are_told_as_sql_has_them(statement: str, told: str) -> None:
+    points = {"array_x": [4], "dram_kind": ["lpddr5"]}
+    with pytest.raises(db.QueryError) as fault:
+        db.query_tables({"points": pa.table(points)}, statement)
+    assert ("; " in str(fault.value)) == bool(told)
+    assert str(fault.value).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("condition", "note"),
+    [
+        ("kind = 'LPDDR5'", "no row of points has kind = 'LPDDR5'; there are 'lpddr5', 'ddr4'"),
+        (
+            "p.kind IN ('ddr3', 'ddr4') AND x > 4",
+            "no row of points has kind = 'ddr3'; there are 'ddr4', 'lpddr5'",
+        ),
+        ("kind = 'ddr4' AND x > 4", ""),
+        ("kind <> 'ddr9' AND x > 4", ""),
+        ("kind = 'lpddr5' OR kind = 'ddr3'", ""),  # has rows
+        ("name = 'p40'", ""),  # of more than a few values
+    ],
+)
+def test_an_answer_without_rows_says_which_values_there_are(condition: str, note: str) -> None:
+    points = {"kind": ["ddr4", "lpddr5"] * 20, "x": [1, 2] * 20, "name": [f"p{i}" for i in range(40)]}
+    found = db.query_tables({"points": pa.table(points)}, f"FROM points p WHERE {condition}")
+    assert Answer(found).note == note
+    assert repr(Answer(found)).endswith(note)
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("FROM einsums a JOIN traffic b USING (machine)", "einsums and traffic: computed for every machine "),
+        ("FROM einsums a, points b WHERE a.schedule = b.schedule", "einsums and points are joined without "),
+        ("FROM einsums JOIN mappings USING (mapping_key)", "einsums: computed for every machine "),
+        ("FROM einsums a, traffic b WHERE a.machine = b.machine AND a.machine = 17", ""),
+        ("FROM einsums WHERE machine IN (SELECT machine FROM points)", ""),
+        ("FROM points a JOIN machines b USING (machine)", ""),
+        ("FROM range(9)", ""),
+    ],
+)
+def test_a_long_statement_is_told_what_to_add(statement: str, told: str) -> None:
+    found = advice.of_timeout(statement)
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
 
 
 def test_a_front_has_one_knee(run: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_long_step_says_what_shortens_it() -> None:
     whole = progress.Steps("net", cli._shorter({"solver.schedule": "best"}))  # whose steps are not known
     assert not whole.advice()
     whole.started_at -= progress.LONG_S
-    assert whole.advice() == "--set solver.schedule=fused --set limits.seconds=S searches less, with a gap"
+    assert whole.advice() == "--set limits.seconds=S ends its search, with a gap"
     assert cli._shorter({"solver.schedule": "pipelined"}) == cli._shorter({"limits.seconds": 9}) == ""
 
 

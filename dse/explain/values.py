@@ -52,13 +52,14 @@ LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows to print under a title. A column's name ends with its unit; screens show the name without it.
-    note: a sentence below the table.
+    note: a sentence below the table. key: its name in JSON, where tables of a kind have titles of their own.
     """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
+    key: str = ""
 
 
 WORK = ("macs", "main_memory_bytes", "mac_utilization")

@@ -74,6 +74,11 @@ class Answer:
             for field in self.table.schema
         ]
 
+    @property
+    def note(self) -> str:
+        """Why there may be no row: what a condition compares with and no row has; mostly ""."""
+        return str((self.table.schema.metadata or {}).get(units.NOTE_KEY, b"").decode())
+
     def rows(self) -> list[tuple[Any, ...]]:
         """Returns rows as tuples, in the order of the table's columns."""
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
@@ -89,11 +94,14 @@ class Answer:
 
     def __repr__(self) -> str:
         width = shutil.get_terminal_size((REPR_WIDTH, 24)).columns
-        return tables.table(self.table.column_names, self.rows(), "", (), width, self.unit_keys())
+        shown = tables.table(self.table.column_names, self.rows(), "", (), width, self.unit_keys())
+        return "\n".join(filter(None, (shown, self.note)))
 
     def _repr_html_(self) -> str:
         rest = f"<p>{len(self) - MAX_HTML_ROWS} more rows</p>" if len(self) > MAX_HTML_ROWS else ""
-        return html_table(self.table.column_names, self.rows()[:MAX_HTML_ROWS], self.unit_keys()) + rest
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        rows = self.rows()[:MAX_HTML_ROWS]
+        return html_table(self.table.column_names, rows, self.unit_keys()) + rest + note
 
 
 def answer(rows: Sequence[Mapping[str, Any]]) -> Answer:

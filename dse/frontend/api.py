@@ -74,7 +74,8 @@ def map(
     sets: fields of the machine and keys of the solver, as in --set: **{"array.x": 12, "solver.factors":
         "perfect"}; and limits.seconds, after which searches end: the answer is then the best that was found,
         with its gap. Each distinct einsum gets an equal part of the time that is left; of solver.schedule =
-        "fused" these get half of it, and segments by their first einsum the rest.
+        "fused" these get half of it, and segments by their first einsum the rest; of "best" the
+        schedule of the widest space gets what unfused mappings leave.
 
     Raises ValueError with one line per fault.
     """
@@ -89,11 +90,11 @@ def map(
             "or the objective energy, latency or edp"
         )
     if seconds and (
-        schedule or options.schedule not in ("unfused", "fused") or options.layout != "row_major"
+        schedule or options.schedule not in ("unfused", "fused", "best") or options.layout != "row_major"
     ):
         raise ValueError(
-            f"limits.seconds = {seconds:g}: ends searches of unfused mappings and fused schedules, not of "
-            "other schedules or layouts; leave it out"
+            f"limits.seconds = {seconds:g}: ends searches of solver.schedule = unfused, fused and best, not "
+            "of other schedules or layouts; leave it out"
         )
     arch, loaded = machines.arch(spec), _loaded(workload, inputs, options.fuse_elementwise)
     # refuse an unknown name early, but not where layouts are chosen: copies between them become einsums too

@@ -549,6 +549,13 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         choices=("machine", "study", "workload"),
         help="print the JSON Schema of such files, for editors",
     )
+    checked.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the machines and studies checked: as in dse map and dse run, e.g. gbuf.capacity='64 KiB'",
+    )
     add(
         "list", "what exists; keys: every key of machine, study and workload files", forms=TABLES
     ).add_argument("what", nargs="?", choices=tuple(LISTINGS), help="without a word: what each of them lists")

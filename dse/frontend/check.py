@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache as cache_in_memory
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from dse.frontend import contracts
 from dse.run import cache, folder, record
 from hw import component, machine
 from hw.arch import Array, Memory
-from hw.space import Space, Unbuildable, apply, decode, values
+from hw.space import Space, Unbuildable, apply, decode, override, values
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
@@ -43,9 +43,11 @@ TABLE_VALUES = "read_pj", "write_pj", "mac_pj", "alu_pj", "leak_mw", "area_mm2"
 TABLE_RATES = "bandwidth", "actions_per_cycle"
 
 
-def file(text: str) -> tuple[str, list[Layer]]:
+def file(text: str, sets: Sequence[str] = ()) -> tuple[str, list[Layer]]:
     """Returns one line about a valid file or a workload of the catalog, and a workload's layer table (else
     []).
+
+    sets: KEY=VALUE each, of a machine as in `dse map`, of a study as in `dse run`
 
     Raises ValueError with one line per fault.
     """
@@ -57,17 +59,17 @@ def file(text: str) -> tuple[str, list[Layer]]:
     if plugin.SPEC.fullmatch(text):
         return contracts.check(text), []
     if not path.exists() and text.partition(":")[0] in catalog.names():
-        return _workload(text)
+        return _workload(text, sets)
     kind = _kind_of(text)
     if kind == "machine":
-        spec = machine.load(text)
+        spec = _machine(text, sets)
         arch = machine.arch(spec)
         supply = "" if arch.vdd is None else f", {arch.vdd:g} V"
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2{supply}"
         lines = [f"machine {arch.name}, {units}", *_channels(spec), *machine_lines(spec, arch)]
         return "\n".join(lines), []
     if kind == "study":
-        study = studies.load(path)
+        study = studies.load(path, sets)
         line = (
             f"study {study.name}, {study.space.size} machines, workloads "
             f"{', '.join(ref.name for ref in study.workloads)}"
@@ -79,7 +81,7 @@ def file(text: str) -> tuple[str, list[Layer]]:
             f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx, "
             "a .pt2, a matrix (.mtx, .mtx.gz, .npz) or a config.json file"
         )
-    return _workload(text)
+    return _workload(text, sets)
 
 
 def _channels(spec: Machine) -> Iterator[str]:
@@ -309,17 +311,27 @@ def is_machine(text: str) -> bool:
     return path.suffix in (".yaml", ".yml") and _kind(path) == "machine"
 
 
-def components(text: str) -> list[dict[str, Any]]:
-    """Returns what a valid machine consists of, with the numbers of the tables; [] of another file."""
+def components(text: str, sets: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Returns what a valid machine consists of, with the numbers of the tables; [] of another file. sets: as
+    of `file`.
+    """
     from dse.explain import values
 
-    return values.machine(machine.load_arch(text)) if _kind_of(text) == "machine" else []
+    return values.machine(machine.arch(_machine(text, sets))) if _kind_of(text) == "machine" else []
 
 
-def _workload(source: str) -> tuple[str, list[Layer]]:
+def _machine(text: str, sets: Sequence[str]) -> Machine:
+    from dse.study import read
+
+    return override(machine.load(text), read.assignments(sets))
+
+
+def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     from workloads import catalog
     from workloads.graph import layer_table, types_text
 
+    if sets:
+        raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
     workload = catalog.load(source)
     fused = f", {len(workload.fused)} operators fused into their producers" if workload.fused else ""
     line = (

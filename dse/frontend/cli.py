@@ -235,6 +235,7 @@ STATUS_FIRST = (
     "damaged",
     "notes",
 )
+WIDE_KEYS = 140  # columns of a terminal from which on keys have a column each for values, unit and default
 MAX_VALUES = 32  # of a parameter, which `dse sql` lists one by one
 WATCHED_NOTES = 3  # newest notes that --watch prints
 
@@ -321,6 +322,7 @@ def _print_facts(facts: dict[str, Any], form: str) -> None:
 
 def _pareto(args: argparse.Namespace) -> int:
     from analysis import db
+    from dse.frontend import answers
     from dse.study import study as studies
 
     run = _open(args)
@@ -334,7 +336,7 @@ def _pareto(args: argparse.Namespace) -> int:
         _print_result(front, args)
         return 0
     columns = [*by, *map(db.column_of, objectives)]
-    with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist()) > 1)
+    with_ties = args.distinct or (args.knee and max(front["tied_designs"].to_pylist(), default=0) > 1)
     names, others, same_in_all = _front_columns(front, columns, parameters, with_ties)
     shown_table = front.select(list(dict.fromkeys([*names, *others])))
     heads = {name: name if name in parameters else units.label(name) for name in shown_table.column_names}
@@ -362,7 +364,10 @@ def _pareto(args: argparse.Namespace) -> int:
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
     of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
     close = _close_line(front, by, [*map(db.column_of, objectives)])
-    for line in filter(None, (close, run.one_mapping_note(objectives), *of_whole)):
+    note = answers.Answer(front).note
+    for line in filter(
+        None, (note, close, run.one_mapping_note(objectives) if len(front) else "", *of_whole)
+    ):
         tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
@@ -530,6 +535,9 @@ def _print_result(
     """Prints rows; the arguments from `keep` on are those of tables.print_rows."""
     from dse.frontend import answers
 
+    note = answers.Answer(found).note
+    if note and args.format != "table":
+        print(tables.safe(note), file=sys.stderr)
     if args.format == "parquet":
         import pyarrow.parquet as pq
 
@@ -546,8 +554,9 @@ def _print_result(
     left_out = tables.print_rows(
         names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
     )
-    for words in spaces if "certificate" not in left_out else ():
-        tables.print_line(words)
+    for words in (*(spaces if "certificate" not in left_out else ()), *([note] * (args.format == "table"))):
+        if words:
+            tables.print_line(words)
 
 
 def _without_spaces(rows: Sequence[Sequence[Any]], at: int) -> tuple[list[Sequence[Any]], list[str]]:
@@ -734,9 +743,7 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
 def _shorter(sets: Mapping[str, Any]) -> str:
     """Returns what would end a long search: `limits.seconds`, of schedules that it may end."""
     schedule = sets.get("solver.schedule", "unfused")
-    if schedule == "best":
-        return "--set solver.schedule=fused --set limits.seconds=S searches less, with a gap"
-    may_end = schedule in ("unfused", "fused") and "limits.seconds" not in sets
+    may_end = schedule in ("unfused", "fused", "best") and "limits.seconds" not in sets
     return "--set limits.seconds=S ends its search, with a gap" * may_end
 
 
@@ -963,9 +970,7 @@ def _compare(args: argparse.Namespace) -> int:
             "WORKLOAD MACHINE A B"
         )
     if args.format == "json":
-        tables.print_json(
-            {one.title: [dict(zip(one.header, row, strict=True)) for row in one.rows] for one in comparison}
-        )
+        tables.print_json(compare.to_json(comparison))
         return 0
     for one in comparison:
         _print_compared(compare.shown(one))
@@ -1016,10 +1021,11 @@ def _runs(args: argparse.Namespace) -> int:
     tables.print_rows(
         compare.RUN_COLUMNS, rows, args.format, keep=("run", "state"), max_lines=tables.screen_lines(args.all)
     )
-    if args.format == "table" and len(rows) > 1:
+    if args.format == "table" and rows:
         tables.print_line(
-            "hypervolume: in the box of each run's own points, so no two compare; dse compare RUN_A RUN_B "
-            "takes one box for both"
+            "hypervolume: in the box of each run's own points (dse status RUN --format json: "
+            "hypervolume_reference), so no two compare; dse compare RUN_A RUN_B takes one box for both, and "
+            "has other values"
         )
     return 0
 
@@ -1035,8 +1041,8 @@ def _check(args: argparse.Namespace) -> int:
     faults, good = [], []
     for text in args.files:
         try:
-            line, layers = check.file(text)
-            components, counted = check.components(text), check.sparsity(text)
+            line, layers = check.file(text, args.set)
+            components, counted = check.components(text, args.set), check.sparsity(text)
             good.append({"file": text, "is": line, "layers": [layer._asdict() for layer in layers]})
             if components:
                 good[-1] |= {"components": components}
@@ -1081,6 +1087,8 @@ def _list(args: argparse.Namespace) -> int:
 
         header, rows = check.listing(args.what)
     if args.format == "table":
+        if args.what == "keys" and tables.terminal_width() < WIDE_KEYS:
+            header, rows = _narrow_keys(header, rows)
         heads = [*map(units.label, header)]
         tables.print_rows(
             heads,
@@ -1096,6 +1104,18 @@ def _list(args: argparse.Namespace) -> int:
     found = pa.table([pa.array(column) for column in zip(*rows, strict=True)], names=list(header))
     _print_result(found, args, max_lines=tables.screen_lines(args.all))
     return 0
+
+
+def _narrow_keys(
+    header: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> tuple[Sequence[str], list[tuple[Any, ...]]]:
+    """Returns the table of keys with values, unit and default below each meaning."""
+    shown = []
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        below = "; ".join(f"{name}: {cells[name]}" for name in ("values", "unit", "default") if cells[name])
+        shown.append((cells["file"], cells["key"], "\n".join(filter(None, (cells["meaning"], below)))))
+    return ("file", "key", "meaning"), shown
 
 
 def _new(args: argparse.Namespace) -> int:

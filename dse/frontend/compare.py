@@ -27,6 +27,7 @@ from dse.study import pareto
 from dse.study import study as studies
 from hw import machine, space
 from workloads import document
+from workloads.graph import names_text
 
 METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
 COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front")
@@ -49,37 +50,44 @@ def _growth_text(share: float | None) -> str:
 
 def mappings(a: Mapped, b: Mapped) -> list[Table]:
     """Returns what differs between two schedules of one workload on one machine: totals, cost per einsum, and
-    bytes moved and energy per einsum and level. Each row is of one einsum, of all its occurrences: equal
-    einsums that a solution costs once have a row each.
+    bytes moved and energy per einsum and level. Each row is of einsums whose mappings are equal in both, of
+    all their occurrences.
     """
     totals_a, totals_b = a.totals, b.totals
     totals = [(key, totals_a[key], totals_b[key], growth(totals_a[key], totals_b[key])) for key in METRICS]
     costs_a, costs_b = _costs(a), _costs(b)
     names = [e.name for e in a.workload.einsums if e.name in costs_a or e.name in costs_b]
     names += [name for name in costs_b if name not in names]
+    equal: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    firsts_a, firsts_b = _firsts(a), _firsts(b)
+    for name in names:
+        equal[firsts_a.get(name, ""), firsts_b.get(name, "")].append(name)
+    groups = [*map(tuple, equal.values())]
     rows = [
-        (name, *_pair(costs_a, costs_b, name, "energy_pj"), *_pair(costs_a, costs_b, name, "latency_cycles"))
-        for name in names
+        (own, *_pair(costs_a, costs_b, own, "energy_pj"), *_pair(costs_a, costs_b, own, "latency_cycles"))
+        for own in groups
     ]
+    title = f"{a.workload.name} on {a.arch.name}"
     return [
-        Table(f"{a.workload.name} on {a.arch.name}", ("metric", "A", "B", "change"), tuple(totals)),
-        Table("einsums", EINSUM_COLUMNS, tuple(rows)),
+        Table(title, ("metric", "A", "B", "change"), tuple(totals), key="totals"),
+        Table("einsums", EINSUM_COLUMNS, tuple(rows), key="einsums"),
         Table(
             "traffic and energy that differ, per einsum and level",
             LEVEL_COLUMNS,
-            tuple(_level_rows(a, b, costs_a, costs_b, names)),
+            tuple(_level_rows(a, b, costs_a, costs_b, groups)),
             "Levels at which nothing changed are left out; moved: bytes read and written.",
+            "traffic",
         ),
     ]
 
 
 EINSUM_COLUMNS = (
-    *("einsum", "energy_pj A", "energy_pj B", "energy change"),
+    *("einsums", "energy_pj A", "energy_pj B", "energy change"),
     *("latency_cycles A", "latency_cycles B", "latency change"),
 )
 LEAKAGE = "leakage"  # level of what all components draw while an einsum runs
 LEVEL_COLUMNS = (
-    "einsum",
+    "einsums",
     "level",
     "moved_bytes A",
     "moved_bytes B",
@@ -102,42 +110,59 @@ def _costs(one: Mapped) -> dict[str, EinsumCost]:
     }
 
 
+def _firsts(one: Mapped) -> dict[str, str]:
+    """Returns for each einsum the first of those that have its mapping and cost."""
+    if isinstance(one.solution, Infeasible):
+        return {}
+    groups = values.equal_names(one.workload, one.solution, one.plan)
+    return {name: names[0] for names in groups for name in names}
+
+
 def _pair(
-    a: dict[str, EinsumCost], b: dict[str, EinsumCost], name: str, metric: str
+    a: dict[str, EinsumCost], b: dict[str, EinsumCost], names: Sequence[str], metric: str
 ) -> tuple[float | None, float | None, float | None]:
-    """Returns (A, B, change) of a metric of all occurrences of an einsum; None where one lacks it."""
+    """Returns (A, B, change) of a metric of all occurrences of equal einsums; None where one lacks them."""
     before, after = (
-        costs[name].count * getattr(costs[name], metric) if name in costs else None for costs in (a, b)
+        sum(costs[name].count * getattr(costs[name], metric) for name in names) if names[0] in costs else None
+        for costs in (a, b)
     )
     return before, after, growth(before, after)
 
 
 def _level_rows(
-    a: Mapped, b: Mapped, costs_a: dict[str, EinsumCost], costs_b: dict[str, EinsumCost], names: Sequence[str]
+    a: Mapped,
+    b: Mapped,
+    costs_a: dict[str, EinsumCost],
+    costs_b: dict[str, EinsumCost],
+    groups: Sequence[tuple[str, ...]],
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the rows of LEVEL_COLUMNS in which A and B differ."""
-    for name in names:
-        levels_a, levels_b = _levels(a, costs_a.get(name)), _levels(b, costs_b.get(name))
+    for names in groups:
+        levels_a, levels_b = (
+            _levels(one, [costs[name] for name in names if name in costs])
+            for one, costs in ((a, costs_a), (b, costs_b))
+        )
         for level in dict.fromkeys([*levels_a, *levels_b]):
             (bytes_a, energy_a), (bytes_b, energy_b) = levels_a[level], levels_b[level]
             if (bytes_a, energy_a) != (bytes_b, energy_b):
-                yield name, level, bytes_a, bytes_b, growth(bytes_a, bytes_b), energy_a, energy_b
+                yield names, level, bytes_a, bytes_b, growth(bytes_a, bytes_b), energy_a, energy_b
 
 
-def _levels(one: Mapped, cost: EinsumCost | None) -> defaultdict[str, tuple[float, float]]:
-    """Returns level -> (bytes read and written, dynamic energy in pJ) of all occurrences of an einsum, and
-    what leaks meanwhile.
+def _levels(one: Mapped, costs: Sequence[EinsumCost]) -> defaultdict[str, tuple[float, float]]:
+    """Returns level -> (bytes read and written, dynamic energy in pJ) of all occurrences of equal einsums,
+    and what leaks meanwhile.
     """
     found: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-    if cost is None:
+    if not costs:
         return found
+    cost, occurrences = costs[0], sum(own.count for own in costs)
     e = next(e for e in one.workload.einsums if e.name == cost.name)
     for name, moved in values.moved_bytes(one.arch, e, cost).items():
-        found[name] = cost.count * moved, 0.0
+        found[name] = occurrences * moved, 0.0
     for part in cost.price.parts:
         name = LEAKAGE if part.action == "leak" else part.level
         moved, energy = found[name]
-        found[name] = moved, energy + cost.count * part.energy_pj
+        found[name] = moved, energy + occurrences * part.energy_pj
     return found
 
 
@@ -177,10 +202,11 @@ def machines(a: str, b: str, sets: Mapping[str, Any]) -> list[Table]:
             f"{specs[0].name} (A), {specs[1].name} (B)",
             ("metric", "A", "B", "change"),
             tuple((key, *_pair_of(totals[0][key], totals[1][key])) for key in totals[0]),
+            key="totals",
         ),
-        Table("fields that differ", ("field", "A", "B", "change"), tuple(differing), says + absent)
+        Table("fields that differ", ("field", "A", "B", "change"), tuple(differing), says + absent, "fields")
         if differing
-        else Table("no field differs", ("field", "A", "B", "change"), ()),
+        else Table("no field differs", ("field", "A", "B", "change"), (), key="fields"),
     ]
 
 
@@ -217,12 +243,14 @@ def points(run: Run, a: str, b: str) -> list[Table]:
                 (key, *_pair_of(a_value, b_value)) for key, a_value, b_value in pairs if a_value != b_value
             ),
             _gap_note(gaps),
+            "machines",
         )
     ]
     for first, second in zip(shown[0].solutions, shown[1].solutions, strict=True):
         totals, *others = mappings(first, second)
-        tables.append(replace(totals, title=first.workload.name))
-        tables += [replace(one, title=f"{first.workload.name}: {one.title}") for one in others]
+        name = first.workload.name
+        tables.append(replace(totals, title=name, key=f"{name}.{totals.key}"))
+        tables += [replace(one, title=f"{name}: {one.title}", key=f"{name}.{one.key}") for one in others]
     return tables
 
 
@@ -269,16 +297,32 @@ def runs(a: Run, b: Run) -> list[Table]:
     notes += filter(None, [_gap_note(gaps)])
     counts.append(("worst_gap", *gaps))
     return [
-        Table("runs", ("key", "A", "B"), tuple(counts)),
+        Table("runs", ("key", "A", "B"), tuple(counts), key="runs"),
         Table(
-            "best of the feasible machines", ("objective", "A", "B", "change"), tuple(best), "; ".join(notes)
+            "best of the feasible machines",
+            ("objective", "A", "B", "change"),
+            tuple(best),
+            "; ".join(notes),
+            "objectives",
         ),
         Table(
             "keys of the studies that differ",
             ("key", "A", "B"),
             tuple((key, old.get(key), new.get(key)) for key in keys),
+            key="study_keys",
         ),
     ]
+
+
+def to_json(comparison: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of each table by its key, with names of columns as in `energy_pj_a`."""
+    return {
+        one.key: [
+            {head.lower().replace(" ", "_"): cell for head, cell in zip(one.header, row, strict=True)}
+            for row in one.rows
+        ]
+        for one in comparison
+    }
 
 
 def shown(table: Table) -> Table:
@@ -297,8 +341,15 @@ def shown(table: Table) -> Table:
         unit = " GB/s" if key.endswith(".bandwidth") else ""
         return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value) + unit
 
-    rows = ((row[0], *map(partial(cell, row[0]), table.header[1:], row[1:])) for row in table.rows)
-    return replace(table, rows=tuple(rows))
+    rows = (
+        (
+            names_text(row[0]) if isinstance(row[0], tuple) else row[0],
+            *map(partial(cell, row[0]), table.header[1:], row[1:]),
+        )
+        for row in table.rows
+    )
+    header = tuple("einsum" if name == "einsums" else name for name in table.header)  # as `dse map` has it
+    return replace(table, header=header, rows=tuple(rows))
 
 
 def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:

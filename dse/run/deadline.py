@@ -58,10 +58,11 @@ def _stop() -> None:
 
 
 @contextmanager
-def part(parts: int) -> Iterator[None]:
+def part(parts: int, is_divided: bool = False) -> Iterator[None]:
     """Sets a deadline for the body: 1 / parts of the time that is left until a divided deadline. Without a
-    divided deadline nothing is set. parts: parts that are still to be run, this one included.
+    divided deadline nothing is set. parts: parts that are still to be run, this one included. is_divided: as
+    of `within`.
     """
-    end, is_divided = _DEADLINES[-1] if _DEADLINES else (0.0, False)
-    with within((end - time.monotonic()) / parts if is_divided else None):
+    end, has_parts = _DEADLINES[-1] if _DEADLINES else (0.0, False)
+    with within((end - time.monotonic()) / parts if has_parts else None, is_divided):
         yield

@@ -64,7 +64,7 @@ from dse.solve.layouts.layouts import (
     interface_tensors,
 )
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
-from dse.solve.schedules.best import best
+from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from dse.solve.schedules.pipeline import pipelined
@@ -465,7 +465,10 @@ def _search_schedule(
 def _best(
     arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
 ) -> list[Solution] | Infeasible:
-    """Returns the schedule of lowest cost that any solver finds (`schedules.best`)."""
+    """Returns the schedule of lowest cost that any solver finds (`schedules.best`). Solvers that prove a
+    bound run first and share the time until a deadline: that of the widest space gets what unfused mappings
+    leave. Others run if time is left.
+    """
     answers: dict[str, Solution | Infeasible] = {}
     if options.layout != "row_major" and arch.models_layout():  # the other solvers choose no layouts
         answers["unfused"] = cached_layouts(arch, workload, replace(options, schedule="unfused"), progress)
@@ -473,9 +476,17 @@ def _best(
     else:
         own_options = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
         own_options.append(replace(options, schedule="unfused"))
-    for own in own_options:
-        found = cached(arch, workload, own, progress)
-        answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
+    proving = [own for own in reversed(own_options) if own.schedule in WITH_BOUND]
+    others = [own for own in own_options if own.schedule not in WITH_BOUND]
+    for group in (proving, others):
+        for at, own in enumerate(group):
+            if group is others and deadline.has_passed():
+                break
+            with deadline.part(len(group) - at, is_divided=True):
+                found = cached(arch, workload, own, progress)
+            answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
+    # of equal costs the answer of the widest space counts
+    answers = {own.schedule: answers[own.schedule] for own in own_options if own.schedule in answers}
     answer = best(arch, workload, options.single_objective, answers)
     return answer if isinstance(answer, Infeasible) else [answer]
 
@@ -489,7 +500,8 @@ def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, foun
     reader_counts = Counter(
         t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
     )
-    if max(reader_counts.values(), default=0) < 2 or "gogeta" not in fusing_schedules(arch, workload):
+    is_gogeta = "gogeta" in fusing_schedules(arch, workload) and not deadline.has_passed()
+    if max(reader_counts.values(), default=0) < 2 or not is_gogeta:
         return found
     gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
     if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:

@@ -17,6 +17,7 @@ from itertools import product
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import Mappings, Space, certificate_words
+from dse.run import deadline
 from dse.sim.einsum.evaluate import Memory, Solution, Violated
 from dse.sim.schedule.graph import evaluate
 from dse.solve.gogeta import residency_plan
@@ -106,6 +107,8 @@ def solve_configuration(
     attempts: list[_Attempt] = []
     first_infeasible: Infeasible | None = None
     for fraction, phase_order in product(LEVEL_FRACTIONS, configuration.phase_orders):
+        if attempts and deadline.has_passed():
+            break
         bits = arch.levels[1].capacity_bits // fraction
         attempt = _attempt(arch, workload, op_graph, phase_order, bits, nests, configuration.retention_policy)
         if isinstance(attempt, Infeasible):

@@ -63,7 +63,7 @@ def best(
     if chosen is not claimed or not chosen.schedule:
         chosen = _priced_alone(chosen, arch, workload, objective)
         saved = 1 - cost(chosen) / cost(claimed) * (1 - (claimed.saved or 0.0))
-        chosen = replace(chosen, saved=saved)
+        chosen = replace(chosen, saved=saved, left_out=claimed.left_out)
     if (
         cost(chosen) < lower_bound * (1 - ROUNDING_GAP)
         and chosen.schedule

@@ -28,6 +28,7 @@ from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Loop
 from dse.mapping.schedule import Branch, Region, Segment
 from dse.mapping.searched import Space, mappings_of, tile_counts
+from dse.run import deadline
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
     Problem,
@@ -153,10 +154,8 @@ def pipelined(
     for r in segments_to_solve(
         *lower_bounds, costs_add_up(g), lambda: _cheapest_chain(g, alone, segment_options)
     ):
-        if (
-            g.nodes.searches > searches_before + MAX_NODE_SEARCHES
-            and isomorphism_key(g, r) not in g.segment_memo
-        ):
+        is_over = deadline.has_passed() or g.nodes.searches > searches_before + MAX_NODE_SEARCHES
+        if is_over and isomorphism_key(g, r) not in g.segment_memo:
             g.unexplored += 1
         elif option := _better(
             g,

@@ -1,0 +1,150 @@
+"""What to write instead of a statement that DuckDB refuses, that finds no row, or that takes too long."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+import duckdb
+
+from analysis.computed import OF_TRAFFIC, VIEWS, literal, nodes
+from dse.explain.units import bare
+from dse.study.pareto import slug
+
+TEXT = re.compile(r"'(?:[^']|'')*'")
+DOTTED = re.compile(r"\w+(?:\.\w+)+")  # array.x, d.array.x
+QUANTITY = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\s*[A-Za-z]\w*")  # 8 KiB
+MAX_VALUES = 32  # of a column, up to which they are said
+OF_NO_MACHINE = ("mappings", "counts", "workloads", "events")  # views without a column machine
+
+
+def of_fault(statement: str, columns: Sequence[str]) -> str:
+    """Returns what to write for axes of a study (array.x) and quantities (8 KiB) in a statement, which SQL
+    reads otherwise; "" if it has none. columns: of all views.
+
+    >>> of_fault("FROM designs d WHERE d.array.x = 8 AND note <> 'array.x'", ["array_x"])
+    'write d.array_x for d.array.x'
+    >>> of_fault("FROM designs WHERE gbuf_capacity = 8 KiB", ["gbuf_capacity"])
+    'columns hold bare numbers: write 8192 for 8 KiB'
+    """
+    code = TEXT.sub("''", statement)
+    names, numbers = {}, {}
+    for dotted in DOTTED.findall(code):
+        words = dotted.split(".")
+        # the words before the axis are the name of a table
+        for i in range(len(words) - 1):
+            if (column := slug("_".join(words[i:]))) in columns:
+                names[dotted] = ".".join([*words[:i], column])
+                break
+    for text in QUANTITY.findall(code):
+        if (number := bare(text)) is not None:
+            numbers[text] = f"{number:.15g}"
+    return "; ".join(
+        words + ", ".join(f"{new} for {old}" for old, new in found.items())
+        for words, found in (("write ", names), ("columns hold bare numbers: write ", numbers))
+        if found
+    )
+
+
+def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """Returns the values that there are for each text of a statement's conditions that no row has, the most
+    similar first; "" where there is none, or more than MAX_VALUES of them. Views that are computed are not
+    asked.
+    """
+    found = [*nodes(_tree(con, statement))]
+    views = dict.fromkeys(node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE")
+    said: dict[str, str] = {}
+    for column, text in _compared(found):
+        for view in views if column not in ("machine", "") else ():
+            if view in (*VIEWS, *OF_TRAFFIC):
+                continue
+            try:
+                values_sql = f'SELECT DISTINCT "{column}" FROM "{view}" WHERE "{column}" IS NOT NULL'
+                rows = con.execute(f"{values_sql} LIMIT {MAX_VALUES + 1}").fetchall()
+            except duckdb.Error:  # the view has no such column
+                continue
+            values = [value for (value,) in rows if isinstance(value, str)]
+            if 0 < len(values) <= MAX_VALUES and text not in values:
+                values.sort(key=lambda value: (-_likeness(value, text), value))
+                listed = ", ".join(map(literal, values))
+                said[column] = f"no row of {view} has {column} = {literal(text)}; there are {listed}"
+    return "; ".join(said.values())
+
+
+def of_timeout(statement: str) -> str:
+    """Returns what makes a statement over computed views, or a join of rows of machines, shorter; "" where it
+    is neither.
+
+    >>> of_timeout("FROM designs a JOIN points b USING (schedule)")
+    'designs and points are joined without machine: write USING (machine, ...), with all columns of both'
+    >>> of_timeout("FROM designs")
+    ''
+    """
+    with duckdb.connect() as con:
+        found = [*nodes(_tree(con, statement))]
+    tables = [node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE"]
+    of_machines = [name for name in tables if name not in OF_NO_MACHINE]
+    computed = [name for name in tables if name in (*VIEWS, *OF_TRAFFIC)]
+    has_join = any(node.get("type") == "JOIN" for node in found)
+    if has_join and len(of_machines) > 1 and not any(map(_joins_machines, found)):
+        names = " and ".join(dict.fromkeys(of_machines))
+        return f"{names} are joined without machine: write USING (machine, ...), with all columns of both"
+    if not computed or any(map(_names_machines, found)):
+        return ""
+    names = " and ".join(dict.fromkeys(computed))
+    condition = (
+        "machine = 17, of each of them"
+        if len(computed) > 1
+        else "machine = 17, or machine IN (SELECT machine FROM pareto('points', ['energy_pj', 'latency_ns']))"
+    )
+    return f"{names}: computed for every machine that is not left out; add WHERE {condition}"
+
+
+def _tree(con: duckdb.DuckDBPyConnection, statement: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(
+        con.execute(f"SELECT json_serialize_sql({literal(statement)})").fetchall()[0][0]
+    )
+    return found
+
+
+def _compared(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yields (column, text) of each condition column = 'text' and column IN ('text', ...)."""
+    for node in found:
+        match node.get("type"):
+            case "COMPARE_EQUAL":
+                sides = [node["left"], node["right"]]
+            case "COMPARE_IN":
+                sides = node["children"]
+            case _:
+                continue
+        columns = [side["column_names"][-1] for side in sides if side["type"] == "COLUMN_REF"]
+        texts = [side["value"]["value"] for side in sides if side["type"] == "VALUE_CONSTANT"]
+        if len(columns) == 1:
+            yield from ((columns[0], text) for text in texts if isinstance(text, str))
+
+
+def _joins_machines(node: Mapping[str, Any]) -> bool:
+    """True of a join or a condition by which rows of the same machine meet."""
+    if node.get("type") == "COMPARE_EQUAL":
+        return all(_is_machine(node[side]) for side in ("left", "right"))
+    return node.get("type") == "JOIN" and (
+        "machine" in map(str.lower, node["using_columns"]) or node["ref_type"] == "NATURAL"
+    )
+
+
+def _names_machines(node: Mapping[str, Any]) -> bool:
+    """True of a condition that leaves machines out."""
+    sides = [node.get("left"), node.get("right"), node.get("child"), *node.get("children", [])]
+    is_condition = node.get("type") in ("COMPARE_EQUAL", "COMPARE_IN", "SUBQUERY")
+    return is_condition and not _joins_machines(node) and any(map(_is_machine, filter(None, sides)))
+
+
+def _is_machine(node: Mapping[str, Any]) -> bool:
+    return node.get("type") == "COLUMN_REF" and node["column_names"][-1].lower() == "machine"
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
