@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -664,3 +665,25 @@ def test_a_machine_has_rows_of_one_generation(tmp_path: Path) -> None:
     )
     with pytest.raises(RunFault, match="machine 4 has rows of generations 1 and 0"):
         known.learn(pa.Table.from_pylist([{"machine": 4, "generation": 1, **row}]), None)
+
+
+def test_a_run_that_waits_for_its_first_worker_ends_when_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker pulls a lease, so nothing is in flight that it would have to wait for."""
+    rounds = 0
+
+    @driver.contextmanager
+    def lease_map(run: Any, *_: Any) -> Iterator[Any]:
+        def nothing(leases: Iterator[Any]) -> Iterator[None]:
+            nonlocal rounds
+            for rounds in range(9):
+                if rounds == 3:
+                    run.halt_reason = "interrupted; told to"
+                yield None
+
+        yield nothing
+
+    monkeypatch.setattr(driver, "_lease_map", lease_map)
+    out = driver.run(study(tmp_path), tmp_path / "run", workers=1)
+    assert (rounds, out.status.reason) == (3, "interrupted; told to")
