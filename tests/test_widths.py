@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dse
+from dse.explain import values
 from dse.frontend import api
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import same_structure
@@ -318,3 +319,28 @@ def test_einsums_share_tensors_above_an_accumulator(tmp_path: Path) -> None:
         (tmp_path / "plan.txt").write_text(fused.schedule.replace(line, other))
         with pytest.raises(ValueError, match=says):
             api.simulate(*asked, tmp_path / "plan.txt")
+
+
+def test_sums_that_return_narrower_than_an_accumulator_has_them_are_said(tmp_path: Path) -> None:
+    """C leaves ACC once for each k, and comes back from DRAM in 8 bits; in NEST it leaves once for all."""
+    (tmp_path / "sums.yaml").write_text(STATIONARY)
+    (tmp_path / "w.yaml").write_text(
+        "extents: {m: 2, n: 3, k: 4}\neinsums: ['C[m,n] += A[m,k] * B[k,n]']\nname: product\n"
+    )
+    for text, said in (
+        (str(NEST), ""),
+        (
+            "store DRAM A B C\nfor k tile 1\nstore ACC C\nfor m tile 1\nparfor n tile 1 over X\nmac",
+            "DRAM in 8 bits",
+        ),
+    ):
+        (tmp_path / "nest.txt").write_text(text)
+        found = api.simulate(str(tmp_path / "w.yaml"), str(tmp_path / "sums.yaml"), tmp_path / "nest.txt")
+        assert isinstance(found.solution, Solution)
+        lines = [
+            line
+            for line in values.notes(found.arch, found.workload, found.solution)
+            if line.startswith("partial sums")
+        ]
+        assert len(lines) == bool(said)
+        assert all(line.startswith(f"partial sums of C return from {said}, narrower") for line in lines)

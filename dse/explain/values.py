@@ -521,6 +521,7 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         unfused_hint(arch, workload, solution),
         long_rows(arch, workload),
         _unused_memories(arch, workload, solution),
+        _narrowed_sums(arch, workload, solution),
     )
     return [*found, *filter(None, hints)]
 
@@ -538,6 +539,28 @@ def _unused_memories(arch: Arch, workload: Workload, solution: Solution) -> str:
     return (
         f"{', '.join(unused)} move{'s' * (len(unused) == 1)} nothing here; "
         f"{units.quantity('area_share', share)} of the area"
+    )
+
+
+def _narrowed_sums(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """A sentence about partial sums that return from a memory which has them narrower than another one does;
+    "" if there are none. What a memory reads of a result, and does not pass on outwards, returns.
+    """
+    if not arch.narrows_or_widens():
+        return ""
+    returning: dict[str, list[str]] = {}
+    for c, e in costed_einsums(workload, solution):
+        elems = {(row.level, row.action): row.elems for row in c.counts if row.tensor == e.output.tensor}
+        bits = [bits_at(level, e.output.tensor, e, arch) for level in arch.levels]
+        passed_on = 0.0
+        for level, own_bits in zip(arch.levels, bits, strict=True):
+            if own_bits < max(bits) and elems.get((level.name, "read"), 0) > passed_on:
+                returning.setdefault(f"{level.name} in {own_bits} bits", []).append(e.output.tensor)
+            passed_on = elems.get((level.name, "write"), 0) or passed_on
+    return "; ".join(
+        f"partial sums of {', '.join(dict.fromkeys(tensors))} return from {place}, narrower than elsewhere: "
+        "nothing is said of their accuracy"
+        for place, tensors in returning.items()
     )
 
 
