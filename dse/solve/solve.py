@@ -389,7 +389,7 @@ def _search_schedule(
 
     best: the answer of lowest cost of all solvers that take the machine.
     fused: `schedules.fused`, in layouts of `options.layout`, or GOGETA's schedule where that costs less.
-    Raises ValueError on a machine that prices hops.
+    Raises ValueError on a machine whose memories all narrow or widen elements.
     PIPELINED_SCHEDULES: `schedules.pipeline` or KAPLA's solvers.
     CONFIGURATIONS: GOGETA's methods; `options.mapper` maps each einsum, equal einsums once.
     """
