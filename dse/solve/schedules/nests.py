@@ -474,13 +474,12 @@ def outer_nodes(e: Einsum, place: Place) -> tuple[Loop | Store, ...]:
 
 def own_bits(e: Einsum, arch: Arch, place: Place, nest: Mapping) -> dict[str, int]:
     """Returns the bits per level that an einsum's own storage nodes take at a place."""
-    outer = outer_nodes(e, place)
+    outer = (*(Store(place.level, t) for t in sorted(place.retained)), *outer_nodes(e, place))
     full_nest = Mapping((*outer, *nest.nodes), fork=len(outer) if place.loops else 0)
     rows = footprints(full_nest, e, arch)[sum(isinstance(n, Store) for n in outer) :]
     levels, found = {level.name: level for level in arch.levels}, dict[str, int]()
     for row in rows:
-        if row.tensor not in place.retained or row.level != place.level:
-            found[row.level] = found.get(row.level, 0) + node_bits(row, levels[row.level], e, arch)
+        found[row.level] = found.get(row.level, 0) + node_bits(row, levels[row.level], e, arch)
     return found
 
 
