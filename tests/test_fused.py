@@ -434,3 +434,28 @@ def test_gogetas_schedule_is_taken_where_it_costs_less(
     assert first.saved == pytest.approx(
         1 - costs[1] / objective_value(objective, alone.energy_pj, alone.latency_cycles), abs=0.02
     )
+
+
+def test_a_nest_that_fits_beside_a_retained_tensor_is_taken(tmp_path: Path) -> None:
+    """ACC holds half a row of a at a time, since the rest stands in GBUF: all of a would not fit ACC."""
+    (tmp_path / "npu.yaml").write_text(
+        """name: npu
+clock_mhz: 800
+node_nm: 22
+nodes:
+- {memory: dram, kind: lpddr5, channels: 2, width_bits: 64}
+- {memory: gbuf, capacity: 64 KiB, width_bits: 256, banks: 4, double_buffer: true}
+- {memory: acc, capacity: 16 KiB, width_bits: 512, may_keep: [output], bits: {output: 32}, bypass: false}
+- {array: pe, dims: {row: 16, col: 16}, multicast: true, reduce: true}
+- {memory: wreg, kind: register, capacity: 2 B, width_bits: 8, may_keep: [weight]}
+- {compute: mac, kind: int8}
+"""
+    )
+    (tmp_path / "two.yaml").write_text(
+        "extents: {k: 32, c: 16, p: 32, q: 32, r: 3, s: 3, o: 64, y: 16, x: 16}\neinsums:\n"
+        "- {text: 'A[k,p,q] += X[c,p+r-1,q+s-1] * W[k,c,r,s]', sizes: {X: [16, 32, 32]}}\n"
+        "- {text: 'B[o,y,x] += A[k,2*y+r-1,2*x+s-1] * V[o,k,r,s]', sizes: {A: [32, 32, 32]}}\n"
+    )
+    found = dse.map(str(tmp_path / "two.yaml"), str(tmp_path / "npu.yaml"), **{"solver.schedule": "fused"})
+    assert "retain GBUF A 1" in found.schedule
+    assert found.totals["optimality_gap"] < 0.02

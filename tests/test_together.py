@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from dse.frontend import api
 from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal, optimal_on
@@ -22,6 +23,7 @@ from hw.arch import COST_ROLES, ROLES, Arch, Compute, Fanout, Level, slots
 from tests.amount import amount
 from tests.problems import GROUPS, OBJECTIVES, random_problem
 from tests.prove import together
+from workloads import catalog
 from workloads.einsum import einsum
 
 FACTORS = (0.05, 0.3, 1.0, 1.0, 3.0, 20.0)
@@ -193,3 +195,31 @@ def test_choices_that_are_equal_but_for_rounding_are_not_forgotten(draw: int, pl
     whole = space.parse(machine.load("edge_array"), together.RATES | together.SIZES)
     problem = Problem(together.drawn(Random(draw), whole)[place], together.einsum_of("product"), "latency")
     assert search.search(problem, "perfect").mapping == search.search_on([problem] * 2, "perfect")[0].mapping
+
+
+def test_a_gap_does_not_depend_on_which_machines_are_searched_together() -> None:
+    """To the last digit: of nests that cost the same but for rounding, the search alone met another one
+    first.
+    """
+    (e,) = catalog.load("gemm:m=64,n=32,k=48").einsums
+    sizes = {"array.x": 16, "array.y": 12, "gbuf.capacity": "16 KiB", "regf.capacity": "256 B"}
+    problems = [
+        Problem(
+            api.map(
+                "gemm:m=64,n=32,k=48", "edge_array", **sizes, **{"dram.kind": kind, "clock_mhz": mhz}
+            ).arch,
+            e,
+            "energy",
+        )
+        for kind in ("lpddr4", "lpddr5", "gddr6")
+        for mhz in (250, 500)
+    ]
+
+    def gaps(numbers: list[int]) -> list[float]:
+        found = optimal_on([problems[i] for i in numbers], "imperfect_spatial", allowed_gap=0.01)
+        return [one.optimality_gap for one in found if isinstance(one, EinsumCost)]
+
+    whole = gaps([*range(6)])
+    assert len({*whole}) > 1
+    assert gaps([*range(5)]) + gaps([5]) == whole
+    assert [one for i in range(6) for one in gaps([i])] == whole

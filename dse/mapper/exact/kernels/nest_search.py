@@ -765,7 +765,8 @@ def record_if_better(
 ) -> None:
     """Records the complete nest as best on each live machine where it wins, if its trips are allowed. Of
     nests with equal costs under the same unrolling and levels the first that comes is kept. `best` becomes
-    what the next one has to beat: the cost divided by Work.margin.
+    what the next one has to beat: the cost divided by Work.margin. Without a margin it is the cost of the
+    nest that is kept, also among equal ones, whose last digits differ: the same in every batch of machines.
     """
     if rules.limits_trips and not trips_allowed(d, True, e, p, m, rules, w):
         return
@@ -775,7 +776,7 @@ def record_if_better(
         objective_value(w.parts[d], machine, m, w.cost)
         if wins(machine, w.cost, best, w.ties_allowed):
             better, w.ties_allowed[machine] = compare(w.cost, best[machine]) < 0, False
-            for i in range(3 if better else 0):
+            for i in range(3 if better or w.margin[0] == 1.0 else 0):
                 best[machine, i] = w.cost[i] / w.margin[0]
             w.best_count[machine] = d
             for x in range(w.holders.shape[0]):
