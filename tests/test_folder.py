@@ -247,6 +247,9 @@ def test_a_lost_list_of_a_front_loses_no_row(
             part.write_bytes(b"?" * part.stat().st_size)
     again = [said(capsys, "pareto", str(run)), *(said(capsys, "sql", str(run), one) for one in asked)]
     assert [(code, out) for code, out, _ in again] == [(code, out) for code, out, _ in before]
+    assert "is lost or damaged: fronts are read from all points" in " ".join(
+        said(capsys, "status", str(run))[1].split()
+    )
     store, _ = stores.open_run(run)
     assert store.groups
     assert not any(part.table == folder.NONDOMINATED for group in store.groups for part in group.parts)

@@ -564,6 +564,16 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
             f"{root / folder.STATUS}: lost, damaged or of another run; {folder.advice(root)}"
         )
     facts = (facts or {"state": "not started", "done": 0}) | ({"damaged": lines} if lines else {})
+    lost = [
+        f"{folder.part_path(part.table, whole.name)} is lost or damaged: fronts are read from all points, no "
+        "row is lost"
+        for whole, sound in zip(folder.read(root).groups, manifest.groups, strict=False)
+        if whole.name == sound.name
+        for part in whole.parts
+        if part not in sound.parts
+    ]
+    if lost:
+        facts = {**facts, "notes": [*facts.get("notes", []), *lost]}
     if not (isinstance(written_at := facts.get("time", 0.0), int | float) and 0 <= written_at < 1e11):
         raise folder.Damaged(
             f"{root / folder.STATUS}: time = {str(written_at)[:40]} is no time; {folder.advice(root)}"
