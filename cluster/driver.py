@@ -332,6 +332,19 @@ def resume(
     return run(studies.load(out / folder.STUDY, within=out), out, workers, address, progress, restored)
 
 
+def _no_answer(study: Study) -> str:
+    """Returns that no machine was solved in time, and what takes less."""
+    options = study.solver
+    of = "what machines share" if options.sharing_gap else "a machine"
+    less = [f"none: no answer of {of} within {PREPARE_S:.0f} s", "a run says more after a minute"]
+    if options.objective == "edp" and options.schedule != "unfused":
+        less.append("objective edp searches three times, energy once")
+    may_share = options.schedule == "unfused" or (options.schedule, options.objective) == ("fused", "energy")
+    if may_share and options.objective != "front" and not options.sharing_gap:
+        less.append("with solver.sharing_gap machines share searches")
+    return "; ".join(less)
+
+
 def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str, Any]:
     """Estimates time, disk and memory of a run from up to PROBES random machines of the space, solved
     in-process.
@@ -361,11 +374,7 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
     began = time.monotonic()
     prepared = _prepared(job, admitted)
     if prepared is None:
-        what = "the mappings that machines share" if study.solver.sharing_gap else "one machine"
-        return known | {
-            "probes": f"none: {what} were not found within {PREPARE_S:.0f} s; a run says more after a minute",
-            "workers": slots,
-        }
+        return known | {"probes": _no_answer(study), "workers": slots}
     asks, group_count, warm_up = prepared
     shared_s, began = (time.monotonic() - began) * group_count, time.monotonic()
     solved = [warm_up] if warm_up and warm_up.seconds > PROBE_S else []

@@ -39,6 +39,7 @@ from dse.mapping.nest import Infeasible
 from dse.run import folder, record
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated
 from dse.solve import solve
+from dse.solve.options import SolverOptions
 from dse.study import packed_columns
 from dse.study import study as studies
 from dse.study.study import Study
@@ -606,7 +607,10 @@ def test_a_dry_run_does_not_wait_long_for_its_first_machine(
     monkeypatch.setattr(driver, "PREPARE_S", 0.0)
     facts = driver.dry_run(study(tmp_path, workloads=HEAVY))
     assert facts["machines_to_solve"] <= facts["machines_in_space"] == SIZE
-    assert facts["probes"].startswith("none: one machine")
+    said = "none: no answer of a machine within 0 s; a run says more after a minute"
+    assert facts["probes"] == f"{said}; with solver.sharing_gap machines share searches"
+    asked = replace(study(tmp_path), solver=SolverOptions(objective="edp", schedule="fused"))
+    assert driver._no_answer(asked) == f"{said}; objective edp searches three times, energy once"
     assert "whole_s" not in facts
 
 

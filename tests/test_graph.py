@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dse.frontend import check
+from workloads import catalog
 from workloads.einsum import WorkloadError, compulsory_elems, einsum
 from workloads.graph import Workload, counts, dag, fuse_into_producers, in_order, unique, warnings, with_bits
 from workloads.text import load, workload
@@ -272,6 +273,23 @@ def test_what_is_no_workload_file(tmp_path: Path, content: bytes, fault: str) ->
 # Borders that nobody told
 
 WINDOW = {"k": 4, "h": 28, "w": 28, "r": 3, "s": 3, "p": 112, "t": 7}
+
+
+def test_extents_may_be_given_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "ffn.yaml"
+    path.write_text(
+        "extents: {m: 8, d: 6, f: 10}\neinsums: ['H[m,f] += X[m,d] * W[d,f]', 'A[m,f] = relu(H[m,f])']"
+    )
+    found = catalog.load(f"{path}:m=3,f=5")
+    assert (found.name, found.macs()) == ("ffn:m=3,f=5", 3 * 6 * 5)
+    assert catalog.load(str(path)).macs() == 8 * 6 * 10
+    for asked, fault in (
+        ("k=2", "no parameter is named k; parameters are form, iterations, m, d, f"),
+        ("m=0", "extents.m = 0: input should be greater than or equal to 1"),
+        ("m=2,form=unrolled", "form and iterations are of loops"),
+    ):
+        with pytest.raises(WorkloadError, match=fault):
+            catalog.load(f"{path}:{asked}")
 
 
 def lines(extents: dict[str, int], *texts: str) -> list[str]:

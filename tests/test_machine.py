@@ -562,6 +562,11 @@ BROKEN = [
     ("empty", "", ["must be a mapping with clock_mhz and nodes; see hw/machines/edge_array.yaml"]),
     ("no YAML", "clock_mhz: [1\n", ["line 2: no YAML (did not find expected ',' or ']'); correct it"]),
     (
+        "indented otherwise",
+        GOOD.replace("\n- {array", "\n - {array"),
+        ["line 7: no YAML (did not find expected key); is it indented as the line before?"],
+    ),
+    (
         "code",
         "clock_mhz: !!python/object/apply:os.system [echo]\n",
         ["line 1: no YAML (could not determine a constructor for the tag); correct it"],

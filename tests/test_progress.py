@@ -98,13 +98,15 @@ def test_a_long_step_says_what_shortens_it() -> None:
     assert cli._shorter({"solver.schedule": "pipelined"}) == cli._shorter({"limits.seconds": 9}) == ""
 
 
-def test_what_shortens_a_step_is_said_once(
+def test_what_shortens_a_step_is_said_once_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "DELAY_S", 0.0)
     monkeypatch.setattr(progress, "LONG_S", 0.0)
-    progress.run_with_progress("net", lambda _: time.sleep(4 * progress.TICK_S), "less ends it")
-    assert capsys.readouterr().err == "net: less ends it\n"
+    for force, times in (("", 0), ("1", 1)):
+        monkeypatch.setenv("FORCE_COLOR", force)  # of rich: a terminal
+        progress.run_with_progress("net", lambda _: time.sleep(4 * progress.TICK_S), "less ends it")
+        assert capsys.readouterr().err.count("net: less ends it\n") == times
 
 
 def test_what_goes_wrong_in_a_wait_comes_out() -> None:
@@ -128,6 +130,7 @@ def status(**given: Any) -> Any:
             "in_flight": 0,
             "notes": (),
             "left_s": 18.0,
+            "waiting": "",
         }
         | given
     )

@@ -449,6 +449,14 @@ def test_what_is_not_proven_to_the_end_is_not_called_proven() -> None:
         said := explain.advice(found.arch, found.workload, near)
     )
     assert "proven" not in said
+    fused = api.map("gemm:m=64,n=32,k=48", "edge_array", **{"solver.schedule": "fused"})
+    large = replace(fused.solution, gap_to_bound=0.2)  # type: ignore[type-var]
+    assert "counts compulsory traffic only" in (said := explain.advice(fused.arch, fused.workload, large))
+    assert "mapper" not in said
+    ended = replace(large, left_out="limits.seconds ended it")
+    assert explain.advice(fused.arch, fused.workload, ended).endswith(
+        "ended it: more seconds search the rest"
+    )
 
 
 def test_einsums_that_make_most_of_the_cost_come_first() -> None:

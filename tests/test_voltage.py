@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from dse.frontend import check
 from dse.mapping.nest import parse
 from dse.sim.einsum.evaluate import Problem, einsum_cost
 from dse.study import prune
@@ -44,6 +45,24 @@ def test_devices_are_those_of_the_table() -> None:
         assert one.delay_factor(one.nominal_v) == one.leak_factor(one.nominal_v) == 1
         assert isclose(one.highest_mhz(one.nominal_v), 1e6 / 44 / float(row["fo4_ps"]))
         assert one.vth_v < one.range_v()[0]
+
+
+def test_a_clock_above_that_of_the_nominal_voltage_is_said() -> None:
+    """Without vdd, of units that the tables price, at nodes that they have."""
+    highest = device(32, "lop").highest_mhz(0.6)
+    for clock, vdd, changes, ending in (
+        (highest, None, {}, ""),
+        (highest + 1, None, {}, "vdd: least prices it"),
+        (9e3, None, {}, "MHz no vdd is modelled"),
+        (9e3, LEAST, {}, ""),
+        (9e3, None, {"node_nm": 10}, ""),
+        (9e3, None, {"nodes": (*EDGE.nodes[:-1], replace(MAC, kind="custom"))}, ""),
+    ):
+        said = [*check._fast(replace(at(vdd, clock), **changes))]  # type: ignore[arg-type]
+        assert len(said) == bool(ending)
+        assert all(
+            f"above the {highest:.4g} MHz that MAC units reach" in s and s.endswith(ending) for s in said
+        )
 
 
 def test_the_law_by_hand() -> None:

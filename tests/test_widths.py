@@ -327,13 +327,16 @@ def test_sums_that_return_narrower_than_an_accumulator_has_them_are_said(tmp_pat
     (tmp_path / "w.yaml").write_text(
         "extents: {m: 2, n: 3, k: 4}\neinsums: ['C[m,n] += A[m,k] * B[k,n]']\nname: product\n"
     )
-    for text, said in (
-        (str(NEST), ""),
-        (
-            "store DRAM A B C\nfor k tile 1\nstore ACC C\nfor m tile 1\nparfor n tile 1 over X\nmac",
-            "DRAM in 8 bits",
-        ),
+    cure = "; bypass: false at ACC keeps them there"
+    drained = "store DRAM A B C\nfor k tile 1\nstore ACC C\nfor m tile 1\nparfor n tile 1 over X\nmac"
+    for text, said, ending in (
+        (str(NEST), "", ""),
+        (drained, "DRAM in 8 bits", "accuracy"),
+        (drained.replace("store ACC C\n", ""), "DRAM in 8 bits", cure),
     ):
+        (tmp_path / "sums.yaml").write_text(
+            STATIONARY.replace("bypass: false", f"bypass: {str(ending == cure).lower()}")
+        )
         (tmp_path / "nest.txt").write_text(text)
         found = api.simulate(str(tmp_path / "w.yaml"), str(tmp_path / "sums.yaml"), tmp_path / "nest.txt")
         assert isinstance(found.solution, Solution)
@@ -343,4 +346,7 @@ def test_sums_that_return_narrower_than_an_accumulator_has_them_are_said(tmp_pat
             if line.startswith("partial sums")
         ]
         assert len(lines) == bool(said)
-        assert all(line.startswith(f"partial sums of C return from {said}, narrower") for line in lines)
+        assert all(
+            line.startswith(f"partial sums of C return from {said}, narrower") and line.endswith(ending)
+            for line in lines
+        )

@@ -15,7 +15,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -167,9 +167,12 @@ def _unfused(source: str) -> Workload:
         arguments = _arguments("hf", source, huggingface, {"config": stem, **given})
         return replace(huggingface(**arguments), name=_label(Path(stem).stem, given))  # type: ignore[arg-type]
     if suffix in (".yaml", ".yml"):
-        wanted = LoopForm(**_arguments(stem, source, LoopForm, given))  # type: ignore[arg-type]
-        found = text.load(stem)
-        return replace(in_form(found, wanted), name=_label(found.name, given)) if given else found
+        of_loop = [one.name for one in fields(LoopForm)]
+        form = {key: value for key, value in given.items() if key in of_loop}
+        sizes = _numbers(source, {key: value for key, value in given.items() if key not in form}, None)
+        wanted = LoopForm(**_arguments(stem, source, LoopForm, form))  # type: ignore[arg-type]
+        found = text.load(stem, sizes, of_loop)
+        return replace(in_form(found, wanted) if form else found, name=_label(found.name, given))
     near = meant(stem, [*NETWORKS, *FILES, *OPERATORS, "train"], 3)
     nearest = ", ".join(difflib.get_close_matches(stem, names(), 5, cutoff=0))
     of_all = f"the nearest of {len(names())} are {nearest} (all: dse list workloads)"

@@ -70,6 +70,7 @@ def read(path: Path) -> tuple[object, list[str]]:
 
 
 SUFFIXES = ".yaml", ".yml"
+KEY_EXPECTED = "did not find expected key"  # what the parser says of a line that is indented otherwise
 
 
 def _file_meant(path: Path) -> str:
@@ -104,7 +105,8 @@ def parse(text: str, loader_type: type[Loader] = Loader) -> tuple[object, list[s
         mark = getattr(fault, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(fault, "problem", None) or "characters that YAML does not allow"
-        return None, [f"{where}no YAML ({_unquoted(problem)}); correct it"]
+        hint = "is it indented as the line before?" if problem == KEY_EXPECTED else "correct it"
+        return None, [f"{where}no YAML ({_unquoted(problem)}); {hint}"]
     # raised by tags on values that do not fit them
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         return None, [

@@ -102,8 +102,12 @@ def workload(
     return _build(name, File(dict(extents), entries, name, list(weights), dict(loop_state or {}), iterations))
 
 
-def load(path: str | Path) -> Workload:
+def load(
+    path: str | Path, sizes: Mapping[str, int] | None = None, other_parameters: Sequence[str] = ()
+) -> Workload:
     """Read an einsum YAML file.
+
+    sizes: extents in place of those of the file; other_parameters: what may be given beside them, for advice
 
     Raises WorkloadError: one line per fault with file and key, all faults of the file.
     """
@@ -112,6 +116,16 @@ def load(path: str | Path) -> Workload:
         faults_read = ["must hold keys, among them extents and einsums"]
     if faults_read or not isinstance(raw, dict):
         raise WorkloadError("\n".join(f"{path}: {line}" for line in faults_read))
+    if sizes:
+        ranks = raw.get("extents")
+        allowed = [*other_parameters, *map(str, ranks if isinstance(ranks, dict) else ())]
+        hint = f"parameters are {', '.join(allowed)}"
+        refuse(
+            f'workload "{path}": no parameter is named {rank}; {closest(rank, allowed, hint)}'
+            for rank in sizes
+            if rank not in allowed
+        )
+        raw["extents"] |= sizes
     if isinstance(raw.get("einsums"), list):
         raw["einsums"] = [{"text": e} if isinstance(e, str) else e for e in raw["einsums"]]
     try:

@@ -318,8 +318,14 @@ def long_rows(arch: Arch, workload: Workload) -> str:
 
 def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     """What may bring a solution nearer to its lower bound; empty if it is at most LARGE_GAP above."""
-    if solution.gap_to_bound <= LARGE_GAP or solution.schedule:
+    if solution.gap_to_bound <= LARGE_GAP or (solution.schedule and solution.saved is None):
         return ""
+    if solution.saved is not None:  # a search of segments, whose einsums have no proof of their own
+        return (
+            f"{solution.left_out}: more seconds search the rest"
+            if solution.left_out
+            else _gap_of_space(solution)
+        )
     if arch.models_layout():
         return (
             ""
@@ -352,6 +358,10 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
             f"some MAC units are idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches "
             "imperfect spatial factors too"
         )
+    return _gap_of_space(solution)
+
+
+def _gap_of_space(solution: Solution) -> str:
     gap_text = (
         f"at most {percent(solution.optimality_gap)} above the optimum of its space"
         if solution.optimality_gap
@@ -506,7 +516,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     if types := types_text(workload, arch.word_bits):
         entries["types"] = types
     if workload.fused:
-        entries["fused into producers"] = f"{len(workload.fused)} operators (solver.fuse_elementwise)"
+        number = len(workload.fused)
+        entries["fused into producers"] = f"{number} operator{'s' * (number > 1)} (solver.fuse_elementwise)"
     if workload.moved:
         entries["counted as data movement"] = ", ".join(workload.moved)
     return entries
@@ -548,19 +559,29 @@ def _narrowed_sums(arch: Arch, workload: Workload, solution: Solution) -> str:
     """
     if not arch.narrows_or_widens():
         return ""
-    returning: dict[str, list[str]] = {}
+    returning: dict[tuple[str, str], list[str]] = {}
     for c, e in costed_einsums(workload, solution):
         elems = {(row.level, row.action): row.elems for row in c.counts if row.tensor == e.output.tensor}
         bits = [bits_at(level, e.output.tensor, e, arch) for level in arch.levels]
+        wide = [
+            one.name
+            for one, width in zip(arch.levels, bits, strict=True)
+            if width == max(bits)
+            and one.bypass
+            and "output" in one.may_keep
+            and (one.name, "write") not in elems
+        ]
+        cure = f"; bypass: false at {wide[-1]} keeps them there" if wide else ""
         passed_on = 0.0
         for level, own_bits in zip(arch.levels, bits, strict=True):
             if own_bits < max(bits) and elems.get((level.name, "read"), 0) > passed_on:
-                returning.setdefault(f"{level.name} in {own_bits} bits", []).append(e.output.tensor)
+                place = f"{level.name} in {own_bits} bits"
+                returning.setdefault((place, cure), []).append(e.output.tensor)
             passed_on = elems.get((level.name, "write"), 0) or passed_on
     return "; ".join(
         f"partial sums of {', '.join(dict.fromkeys(tensors))} return from {place}, narrower than elsewhere: "
-        "nothing is said of their accuracy"
-        for place, tensors in returning.items()
+        f"nothing is said of their accuracy{cure}"
+        for (place, cure), tensors in returning.items()
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dse.frontend import contracts
 from dse.run import cache, folder, record
 from hw import component, machine
-from hw.arch import Array, Memory
+from hw.arch import Array, MacUnit, Memory
 from hw.space import Space, Unbuildable, apply, decode, override, values
 from workloads import plugin
 
@@ -98,7 +98,7 @@ def _channels(spec: Machine) -> Iterator[str]:
 
 
 def machine_lines(spec: Machine, arch: Arch) -> list[str]:
-    """Returns lines about numbers of a machine that are hardly meant, and SRAMs slower than the clock."""
+    """Returns lines about numbers of a machine that are hardly meant, and parts slower than the clock."""
     warnings = (
         *_odd_clock(spec),
         *_odd_energies(arch),
@@ -106,7 +106,8 @@ def machine_lines(spec: Machine, arch: Arch) -> list[str]:
         *_far_from_tables(spec, arch),
         *_unlike_tables(spec, arch),
     )
-    return [*(f"note: {line}" for line in _slow(spec, arch)), *(f"warning: {line}" for line in warnings)]
+    notes = *_fast(spec), *_slow(spec, arch)
+    return [*(f"note: {line}" for line in notes), *(f"warning: {line}" for line in warnings)]
 
 
 def lines_not_shipped(spec: Machine, arch: Arch) -> list[str]:
@@ -146,7 +147,7 @@ def space_lines(space: Space) -> list[str]:
         for line in lines_not_shipped(spec, arch):
             kind, _, text = line.partition(": ")
             if kind == "note":
-                slow.setdefault(text.partition(":")[0], []).append(f"{text} (machine {i})")
+                slow.setdefault(re.split(":| = ", text)[0], []).append(f"{text} (machine {i})")
             else:
                 odd.setdefault(re.sub(r"[-+.\de]+", "", line), line)
     found = [f"note: on {len(lines)} {among}, {lines[0]}" for lines in slow.values()]
@@ -187,6 +188,25 @@ def _odd_energies(arch: Arch) -> Iterator[str]:
                     f"bit, a level inside it; correct one of them if that is not meant"
                 )
                 break
+
+
+def _fast(spec: Machine) -> Iterator[str]:
+    """Yields a line where a machine without vdd has a clock above that of MAC units at nominal voltage."""
+    mac_unit = next(node for node in spec.nodes if isinstance(node, MacUnit))
+    if spec.vdd is not None or spec.node_nm is None or mac_unit.kind == "custom":
+        return
+    try:
+        device = component.device(spec.node_nm, spec.cell)
+    except component.ComponentError:  # a node outside of the table
+        return
+    highest, most = (device.highest_mhz(vdd) for vdd in (device.nominal_v, device.range_v()[1]))
+    if spec.clock_mhz > highest * (1 + 1e-9):
+        is_modelled = spec.clock_mhz <= most
+        cure = "vdd: least prices it" if is_modelled else f"above {most:.4g} MHz no vdd is modelled"
+        yield (
+            f"clock_mhz = {spec.clock_mhz:g} is above the {highest:.4g} MHz that MAC units reach at the "
+            f"nominal voltage (docs/model.md, Supply voltage); {cure}"
+        )
 
 
 def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
@@ -333,7 +353,8 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     if sets:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
     workload = catalog.load(source)
-    fused = f", {len(workload.fused)} operators fused into their producers" if workload.fused else ""
+    number = len(workload.fused)
+    fused = f", {number} operator{'s' * (number > 1)} fused into their producers" if number else ""
     line = (
         f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
         f"{workload.parameters} parameters{fused}"

@@ -117,8 +117,8 @@ class Steps:
 
 def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") -> T:
     """Returns the result of `work`, which runs in a second thread. Compiled loops release the interpreter
-    lock, so the line is updated and Ctrl-C works at once. shorten: as of Steps; it is said once, on a line of
-    its own, which no terminal cuts.
+    lock, so the line is updated and Ctrl-C works at once. shorten: as of Steps; it is said once, on a
+    terminal only, on a line of its own, which is not cut.
     """
     steps, results, line = Steps(name, shorten), [], Line()
     failed: list[BaseException] = []
@@ -136,7 +136,7 @@ def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") 
             thread.join(TICK_S)
             if thread.is_alive() and time.monotonic() - steps.started_at > DELAY_S:
                 line.show(steps.text())
-                if advice := steps.advice():
+                if line.live and (advice := steps.advice()):
                     line.say(f"{name}: {advice}")
                     steps.shorten = ""
     except KeyboardInterrupt:
