@@ -17,6 +17,7 @@ from dse.study.pareto import slug
 TEXT = re.compile(r"'(?:[^']|'')*'")
 DOTTED = re.compile(r"\w+(?:\.\w+)+")  # array.x, d.array.x
 QUANTITY = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\s*[A-Za-z]\w*")  # 8 KiB
+REPRICED = re.compile(r"\b(what_if|robust)\s*\(", re.I)  # in the quotes of pareto('(FROM what_if ...'), too
 MAX_VALUES = 32  # of a column, up to which they are said
 OF_NO_MACHINE = ("mappings", "counts", "workloads", "events")  # views without a column machine
 
@@ -75,14 +76,23 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
 
 
 def of_timeout(statement: str) -> str:
-    """Returns what makes a statement over computed views, or a join of rows of machines, shorter; "" where it
-    is neither.
+    """Returns what makes a statement over computed views, or a join of rows of machines, shorter, or that
+    nothing does; "" where it is none of these.
 
+    >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)")
+    'what_if chooses mappings anew for every machine of the run, which no WHERE shortens: try --timeout 600'
     >>> of_timeout("FROM designs a JOIN points b USING (schedule)")
     'designs and points are joined without machine: write USING (machine, ...), with all columns of both'
     >>> of_timeout("FROM designs")
     ''
     """
+    if repriced := REPRICED.search(statement):
+        macro = repriced[1].lower()
+        fewer = ", or fewer samples" * (macro == "robust")
+        words = (
+            "chooses mappings anew for every machine of the run, which no WHERE shortens: try --timeout 600"
+        )
+        return f"{macro} {words}{fewer}"
     with duckdb.connect() as con:
         found = [*nodes(_tree(con, statement))]
     tables = [node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE"]

@@ -149,8 +149,8 @@ def quantity(name: str, value: float) -> str:
     ['11.85 mJ', '32 KiB']
     >>> [quantity("latency_ns", 768.0), quantity("runs", 1.5)]
     ['768 ns', '1.5']
-    >>> quantity("latency_cycles", 285266.4)
-    '285266 cycles'
+    >>> quantity("latency_cycles", 285266.4), quantity("capacity_bits", 1048576)
+    ('285266 cycles', '1048576 bit')
     """
     steps = steps_of(name)
     return _with_unit(value, _step(value, steps)) if steps else number(value)
@@ -242,4 +242,6 @@ def _with_unit(value: float, step: tuple[float, str]) -> str:
         return "least"  # as a study has it: each machine has a voltage of its own
     if step == CYCLES[0] and isfinite(value) and abs(value) >= 10**DIGITS:
         value = round(value)  # drop fractions of a cycle, but write all digits of whole cycles
+    if step in BITS and isfinite(value) and value == round(value):
+        return f"{round(value)} {step[1]}"  # a power of two in full
     return f"{number(value / step[0])} {step[1]}".rstrip()
