@@ -200,14 +200,16 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
 
 
 def bare(text: str) -> float | None:
-    """Returns the number that a column of energies, times, sizes, powers, areas or clocks holds for a text
-    with a unit, as screens show it; None for any other text.
+    """Returns the number that a column of energies, times, sizes, powers, areas, nodes or clocks holds for a
+    text with a unit, as screens show it; None for any other text.
 
-    >>> bare("256 KiB"), bare("1.5mJ"), bare("0.8 GHz"), bare("lpddr4")
-    (262144.0, 1500000000.0, 800.0, None)
+    >>> bare("256 KiB"), bare("1.5mJ"), bare("0.8 GHz"), bare("32 nm"), bare("lpddr4")
+    (262144.0, 1500000000.0, 800.0, 32.0, None)
     """
     match = QUANTITY.fullmatch(text.strip())
-    factors = {unit: factor for steps in (ENERGY, TIME, BYTES, POWER, AREA, MHZ) for factor, unit in steps}
+    factors = {
+        unit: factor for steps in (ENERGY, TIME, BYTES, POWER, AREA, NODE, MHZ) for factor, unit in steps
+    }
     return float(match[1]) * factors[match[2]] if match and match[2] in factors else None
 
 
