@@ -83,7 +83,7 @@ def of_timeout(statement: str) -> str:
     nothing does; "" where it is none of these.
 
     >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)")
-    'what_if chooses mappings anew for every machine of the run, which no WHERE shortens: try --timeout 600'
+    'what_if chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600'
     >>> of_timeout("FROM designs a JOIN points b USING (schedule)")
     'designs and points are joined without machine: write USING (machine, ...), with all columns of both'
     >>> of_timeout("FROM designs")
@@ -93,7 +93,7 @@ def of_timeout(statement: str) -> str:
         macro = repriced[1].lower()
         fewer = ", or fewer samples" * (macro == "robust")
         words = (
-            "chooses mappings anew for every machine of the run, which no WHERE shortens: try --timeout 600"
+            "chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600"
         )
         return f"{macro} {words}{fewer}"
     with duckdb.connect() as con:

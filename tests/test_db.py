@@ -305,8 +305,8 @@ def test_an_answer_without_rows_says_which_values_there_are(condition: str, note
         ("FROM einsums WHERE machine IN (SELECT machine FROM points)", ""),
         ("FROM points a JOIN machines b USING (machine)", ""),
         ("FROM range(9)", ""),
-        ("FROM pareto('(FROM what_if({dram_pj: 2}))', ['energy_pj'])", "what_if chooses mappings anew for "),
-        ("FROM robust({dram_pj: 0.2}, 100) WHERE machine = 3", "robust chooses mappings anew for "),
+        ("FROM pareto('(FROM what_if({dram_pj: 2}))', ['energy_pj'])", "what_if chooses mappings again for "),
+        ("FROM robust({dram_pj: 0.2}, 100) WHERE machine = 3", "robust chooses mappings again for "),
     ],
 )
 def test_a_long_statement_is_told_what_to_add(statement: str, told: str) -> None:
