@@ -17,13 +17,15 @@ from dse.study.pareto import slug
 TEXT = re.compile(r"'(?:[^']|'')*'")
 DOTTED = re.compile(r"\w+(?:\.\w+)+")  # array.x, d.array.x
 QUANTITY = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\s*[A-Za-z]\w*")  # 8 KiB
+GROUP = re.compile(r"\bgroup\s*:=", re.I)
+REPRICED = re.compile(r"\b(what_if|robust)\s*\(", re.I)  # in the quotes of pareto('(FROM what_if ...'), too
 MAX_VALUES = 32  # of a column, up to which they are said
 OF_NO_MACHINE = ("mappings", "counts", "workloads", "events")  # views without a column machine
 
 
 def of_fault(statement: str, columns: Sequence[str]) -> str:
-    """Returns what to write for axes of a study (array.x) and quantities (8 KiB) in a statement, which SQL
-    reads otherwise; "" if it has none. columns: of all views.
+    """Returns what to write for axes of a study (array.x), quantities (8 KiB) and the argument grp of macros
+    in a statement, which SQL reads otherwise; "" if it has none. columns: of all views.
 
     >>> of_fault("FROM designs d WHERE d.array.x = 8 AND note <> 'array.x'", ["array_x"])
     'write d.array_x for d.array.x'
@@ -32,6 +34,8 @@ def of_fault(statement: str, columns: Sequence[str]) -> str:
     """
     code = TEXT.sub("''", statement)
     names, numbers = {}, {}
+    if GROUP.search(code):
+        names["group :="] = "grp :="
     for dotted in DOTTED.findall(code):
         words = dotted.split(".")
         # the words before the axis are the name of a table
@@ -50,14 +54,14 @@ def of_fault(statement: str, columns: Sequence[str]) -> str:
 
 
 def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
-    """Returns the values that there are for each text of a statement's conditions that no row has, the most
-    similar first; "" where there is none, or more than MAX_VALUES of them. Views that are computed are not
-    asked.
+    """Returns the values that there are for each text and number of a statement's conditions that no row has,
+    the most similar first; "" where there is none, or more than MAX_VALUES of them. Views that are computed
+    are not asked.
     """
     found = [*nodes(_tree(con, statement))]
     views = dict.fromkeys(node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE")
     said: dict[str, str] = {}
-    for column, text in _compared(found):
+    for column, wanted in _compared(found):
         for view in views if column not in ("machine", "") else ():
             if view in (*VIEWS, *OF_TRAFFIC):
                 continue
@@ -66,23 +70,32 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
                 rows = con.execute(f"{values_sql} LIMIT {MAX_VALUES + 1}").fetchall()
             except duckdb.Error:  # the view has no such column
                 continue
-            values = [value for (value,) in rows if isinstance(value, str)]
-            if 0 < len(values) <= MAX_VALUES and text not in values:
-                values.sort(key=lambda value: (-_likeness(value, text), value))
-                listed = ", ".join(map(literal, values))
-                said[column] = f"no row of {view} has {column} = {literal(text)}; there are {listed}"
+            values = [value for (value,) in rows if isinstance(value, str) == isinstance(wanted, str)]
+            if 0 < len(values) <= MAX_VALUES and wanted not in values:
+                values.sort(key=lambda value: (-_likeness(value, wanted), value))
+                listed = ", ".join(map(_shown, values))
+                said[column] = f"no row of {view} has {column} = {_shown(wanted)}; there are {listed}"
     return "; ".join(said.values())
 
 
 def of_timeout(statement: str) -> str:
-    """Returns what makes a statement over computed views, or a join of rows of machines, shorter; "" where it
-    is neither.
+    """Returns what makes a statement over computed views, or a join of rows of machines, shorter, or that
+    nothing does; "" where it is none of these.
 
+    >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)")
+    'what_if chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600'
     >>> of_timeout("FROM designs a JOIN points b USING (schedule)")
     'designs and points are joined without machine: write USING (machine, ...), with all columns of both'
     >>> of_timeout("FROM designs")
     ''
     """
+    if repriced := REPRICED.search(statement):
+        macro = repriced[1].lower()
+        fewer = ", or fewer samples" * (macro == "robust")
+        words = (
+            "chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600"
+        )
+        return f"{macro} {words}{fewer}"
     with duckdb.connect() as con:
         found = [*nodes(_tree(con, statement))]
     tables = [node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE"]
@@ -110,8 +123,8 @@ def _tree(con: duckdb.DuckDBPyConnection, statement: str) -> Mapping[str, Any]:
     return found
 
 
-def _compared(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yields (column, text) of each condition column = 'text' and column IN ('text', ...)."""
+def _compared(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str | float]]:
+    """Yields (column, text or number) of each condition column = 'text' and column IN ('text', ...)."""
     for node in found:
         match node.get("type"):
             case "COMPARE_EQUAL":
@@ -121,9 +134,18 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
             case _:
                 continue
         columns = [side["column_names"][-1] for side in sides if side["type"] == "COLUMN_REF"]
-        texts = [side["value"]["value"] for side in sides if side["type"] == "VALUE_CONSTANT"]
+        constants = [_constant(side["value"]) for side in sides if side["type"] == "VALUE_CONSTANT"]
         if len(columns) == 1:
-            yield from ((columns[0], text) for text in texts if isinstance(text, str))
+            yield from ((columns[0], one) for one in constants if one is not None)
+
+
+def _constant(node: Mapping[str, Any]) -> str | float | None:
+    """Returns a text or a number of a statement; None for other constants."""
+    value = node.get("value")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    scale = (node["type"]["type_info"] or {}).get("scale", 0)  # of 2.5, a decimal: 25 and 1
+    return value / 10**scale if scale and not isinstance(value, str) else value
 
 
 def _joins_machines(node: Mapping[str, Any]) -> bool:
@@ -146,5 +168,12 @@ def _is_machine(node: Mapping[str, Any]) -> bool:
     return node.get("type") == "COLUMN_REF" and node["column_names"][-1].lower() == "machine"
 
 
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
+def _shown(value: str | float) -> str:
+    return literal(value) if isinstance(value, str) else f"{value:.15g}"
+
+
+def _likeness(one: str | float, other: str | float) -> float:
+    """Returns how alike two texts are; of numbers 0."""
+    if isinstance(one, str) and isinstance(other, str):
+        return SequenceMatcher(None, one.lower(), other.lower()).ratio()
+    return 0.0

@@ -354,7 +354,8 @@ def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "")
             raise KeyboardInterrupt from None
         if isinstance(error, STATEMENT_ERRORS):
             told = _advice(con, text, error) if con else ""
-            raise QueryError(f"{_line(error)}; {told}" if told else _line(error)) from None
+            line = (_no_axis(con, error) if con else "") or _line(error)
+            raise QueryError(f"{line}; {told}" if told else line) from None
         raise
 
 
@@ -366,6 +367,22 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
         "SELECT DISTINCT column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
     )
     return advice.of_fault(text, [name for (name,) in con.execute(names_sql).fetchall()])
+
+
+def _no_axis(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
+    """Returns that a name like gbuf_capacity is no axis of the study; "" of other errors, and where a column
+    may be meant.
+    """
+    wrong = NO_COLUMN.search(str(error))
+    if not wrong or "_" not in wrong[1] or wrong[1] in COLUMNS:
+        return ""
+    axes = con.execute("SELECT study_axes()").fetchall()[0][0]
+    if not axes or meant(wrong[1], [*re.findall(r'"([^"]*)"', wrong[2] or ""), *axes]):
+        return ""
+    return (
+        f"{wrong[1]}: no such column, and not an axis of this study (fixed, if it is a parameter); "
+        f"the axes are {', '.join(axes)}"
+    )
 
 
 def _query_with_retry(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Table:
@@ -517,7 +534,8 @@ def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
         con.execute(f"EXPLAIN {rows[1:-1]}")
     except (duckdb.Error, QueryError, UnicodeError) as error:
         told = _advice(con, where, error) or "give a condition over points and machines, e.g. area_mm2 < 2"
-        raise QueryError(f"--where {' '.join(where.split())}: {_line(error)}; {told}") from None
+        line = _no_axis(con, error) or _line(error)
+        raise QueryError(f"--where {' '.join(where.split())}: {line}; {told}") from None
 
 
 def non_dominated(values: Values) -> Values:

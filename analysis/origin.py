@@ -21,6 +21,8 @@ from analysis.computed import literal, nodes
 
 # table functions whose rows are rows of the table in their first argument
 FRONTS = ("pareto", "pareto2", "epsilon_front", "knee")
+# calls of macros whose columns are named as those of views, and in their units
+REPRICED = {"what_if": "what_if({dram_pj: 1.0})", "robust": "robust({dram_pj: 0.1}, 1)"}
 # functions, aggregates and window functions whose result has the unit of their first argument
 SAME_UNIT = {
     *("abs", "any_value", "approx_quantile", "arg_max", "arg_min", "avg", "ceil", "first", "first_value"),
@@ -202,9 +204,14 @@ def _from(con: duckdb.DuckDBPyConnection, node: Node, tables: Tables) -> Scope:
 
 
 def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Columns | None:
-    """Returns the columns of the table that pareto or pareto2 takes its rows from, and those of sensitivity,
-    whose values are a parameter's; None for other functions.
+    """Returns the columns of the table that pareto or pareto2 takes its rows from, those of sensitivity,
+    whose values are a parameter's, and those of other prices; None for other functions.
     """
+    if call := REPRICED.get(function["function_name"].lower()):
+        try:
+            return tuple((row[0].lower(), row[0]) for row in con.execute(f"DESCRIBE FROM {call}").fetchall())
+        except duckdb.Error:  # several runs that are asked together have no such macro
+            return None
     if function["function_name"].lower() == "sensitivity":
         named = [one.get("value", {}).get("value") for one in function["children"]]
         parameter = named[2] if len(named) > 2 and isinstance(named[2], str) else ""

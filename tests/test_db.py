@@ -218,6 +218,7 @@ def test_a_wrong_argument_of_a_macro_is_named(call: str, message: str) -> None:
     ("condition", "number"),
     [
         ("energy_pj < '1.5 uJ'", "1500000"),
+        ("capacity = '32 nm'", "32"),
         ("capacity = '256 KiB'", "262144"),
         ("capacity IN ('64KiB')", "65536"),
         ("capacity = '1..5 KiB'", ""),
@@ -246,6 +247,7 @@ def test_a_quantity_as_a_text_is_told_as_the_number_to_write(condition: str, num
         ('SELECT "dram.kind" FROM points', "write dram_kind for dram.kind"),
         ("FROM points WHERE array_x = 1.5 KiB", "columns hold bare numbers: write 1536 for 1.5 KiB"),
         ("FROM points WHERE array_x = = 4", ""),
+        ("FROM hypervolume('points', ['array_x'], group := ['dram_kind'])", "write grp := for group :="),
     ],
 )
 def test_axes_and_quantities_of_a_study_are_told_as_sql_has_them(statement: str, told: str) -> None:
@@ -254,6 +256,19 @@ def test_axes_and_quantities_of_a_study_are_told_as_sql_has_them(statement: str,
         db.query_tables({"points": pa.table(points)}, statement)
     assert ("; " in str(fault.value)) == bool(told)
     assert str(fault.value).endswith(told)
+
+
+def test_a_parameter_that_is_no_axis_is_told_from_a_text() -> None:
+    points = {"points": pa.table({"array_x": [4], "dram_kind": ["lpddr5"]})}
+    for name, told in (
+        ("gbuf_capacity", "not an axis of this study (fixed, if it is a parameter); the axes are array_x, d"),
+        ("lpddr5", "a text stands in single quotes: 'lpddr5'"),
+        ("dram_kin", 'Candidate bindings: "dram_kind"'),
+    ):
+        with pytest.raises(db.QueryError) as fault:
+            db.query_tables(points, f"FROM points WHERE {name} = '4'", axes=["array_x", "dram_kind"])
+        assert told in str(fault.value)
+        assert ("not an axis" in str(fault.value)) == (name == "gbuf_capacity")
 
 
 @pytest.mark.parametrize(
@@ -268,6 +283,9 @@ def test_axes_and_quantities_of_a_study_are_told_as_sql_has_them(statement: str,
         ("kind <> 'ddr9' AND x > 4", ""),
         ("kind = 'lpddr5' OR kind = 'ddr3'", ""),  # has rows
         ("name = 'p40'", ""),  # of more than a few values
+        ("x = 3", "no row of points has x = 3; there are 1, 2"),
+        ("x IN (1, 2.5) AND kind <> kind", "no row of points has x = 2.5; there are 1, 2"),
+        ("x = 2 AND kind <> kind", ""),
     ],
 )
 def test_an_answer_without_rows_says_which_values_there_are(condition: str, note: str) -> None:
@@ -287,6 +305,8 @@ def test_an_answer_without_rows_says_which_values_there_are(condition: str, note
         ("FROM einsums WHERE machine IN (SELECT machine FROM points)", ""),
         ("FROM points a JOIN machines b USING (machine)", ""),
         ("FROM range(9)", ""),
+        ("FROM pareto('(FROM what_if({dram_pj: 2}))', ['energy_pj'])", "what_if chooses mappings again for "),
+        ("FROM robust({dram_pj: 0.2}, 100) WHERE machine = 3", "robust chooses mappings again for "),
     ],
 )
 def test_a_long_statement_is_told_what_to_add(statement: str, told: str) -> None:

@@ -291,6 +291,21 @@ def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:
     assert re.search(r" (lies|lie) at the largest array\.x, 16: widen that axis$", line)
 
 
+def test_a_run_of_shared_mappings_says_its_gap_and_all_axes_to_widen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = "{array.x: [4, 8], clock_mhz: [200, 300, 400], cell: [hp, lop]}"
+    text = re.sub("space: .*", f"space: {space}", STUDY).replace("objective: front", "sharing_gap: 0.2")
+    (tmp_path / "study.yaml").write_text(text)
+    found = runs.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
+    assert cli.main(["pareto", str(found.path)]) == 0
+    said = capsys.readouterr().out
+    ends = r"array\.x, 8, and at the largest clock_mhz, 400 MHz: widen these axes\n"
+    assert re.search(rf"latency lies? at the largest {ends}", said)
+    (gap,) = found.sql("SELECT max(optimality_gap) FROM points").rows()[0]
+    assert f"costs are up to {100 * gap:.3g} % above their optima (solver.sharing_gap): points that" in said
+
+
 def test_an_axis_that_ends_with_the_tables_is_not_to_be_widened() -> None:
     axes = {"node_nm": [22, 32, 45], "array.x": [8, 16, 32]}
     space = spaces.parse(machine.load("edge_array"), axes)

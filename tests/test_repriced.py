@@ -4,6 +4,7 @@ against runs with these prices.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,16 @@ def test_other_prices_choose_mappings_anew(
         rows = run.sql("SELECT machine, max(optimality_gap) AS gap FROM einsums GROUP BY machine")
         proven = {row["machine"]: row["gap"] for row in rows}
         assert all(row["optimality_gap"] <= proven[row["machine"]] + 1e-8 for row in found)
+
+
+def test_points_at_other_prices_have_the_units_of_points(
+    run: runs.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rows in ("what_if({dram_pj: 0.5})", "robust({dram_pj: 0.2}, 3)"):
+        columns = "energy_pj, latency_ns AS slow, optimality_gap"
+        for text in (f"FROM {rows}", f"FROM pareto('(FROM {rows})', ['energy_pj'])"):
+            assert cli.main(["sql", str(run.path), f"SELECT {columns} {text} LIMIT 1"]) == 0
+            assert re.search(r"\n *[0-9.]+ [pnum]J  +[0-9.]+ [num]?s  +[0-9.]+ %\n", capsys.readouterr().out)
 
 
 def test_a_run_with_the_price_is_within_the_gap(run: runs.Run, tmp_path: Path) -> None:

@@ -149,8 +149,8 @@ def quantity(name: str, value: float) -> str:
     ['11.85 mJ', '32 KiB']
     >>> [quantity("latency_ns", 768.0), quantity("runs", 1.5)]
     ['768 ns', '1.5']
-    >>> quantity("latency_cycles", 285266.4)
-    '285266 cycles'
+    >>> quantity("latency_cycles", 285266.4), quantity("capacity_bits", 1048576)
+    ('285266 cycles', '1048576 bit')
     """
     steps = steps_of(name)
     return _with_unit(value, _step(value, steps)) if steps else number(value)
@@ -200,14 +200,16 @@ def axis(name: str, values: Sequence[float]) -> tuple[float, str]:
 
 
 def bare(text: str) -> float | None:
-    """Returns the number that a column of energies, times, sizes, powers, areas or clocks holds for a text
-    with a unit, as screens show it; None for any other text.
+    """Returns the number that a column of energies, times, sizes, powers, areas, nodes or clocks holds for a
+    text with a unit, as screens show it; None for any other text.
 
-    >>> bare("256 KiB"), bare("1.5mJ"), bare("0.8 GHz"), bare("lpddr4")
-    (262144.0, 1500000000.0, 800.0, None)
+    >>> bare("256 KiB"), bare("1.5mJ"), bare("0.8 GHz"), bare("32 nm"), bare("lpddr4")
+    (262144.0, 1500000000.0, 800.0, 32.0, None)
     """
     match = QUANTITY.fullmatch(text.strip())
-    factors = {unit: factor for steps in (ENERGY, TIME, BYTES, POWER, AREA, MHZ) for factor, unit in steps}
+    factors = {
+        unit: factor for steps in (ENERGY, TIME, BYTES, POWER, AREA, NODE, MHZ) for factor, unit in steps
+    }
     return float(match[1]) * factors[match[2]] if match and match[2] in factors else None
 
 
@@ -242,4 +244,6 @@ def _with_unit(value: float, step: tuple[float, str]) -> str:
         return "least"  # as a study has it: each machine has a voltage of its own
     if step == CYCLES[0] and isfinite(value) and abs(value) >= 10**DIGITS:
         value = round(value)  # drop fractions of a cycle, but write all digits of whole cycles
+    if step in BITS and isfinite(value) and value == round(value):
+        return f"{round(value)} {step[1]}"  # a power of two in full
     return f"{number(value / step[0])} {step[1]}".rstrip()

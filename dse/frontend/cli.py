@@ -363,7 +363,7 @@ def _pareto(args: argparse.Namespace) -> int:
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
     of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
-    close = _close_line(front, by, [*map(db.column_of, objectives)])
+    close = _close_line(front, by, [*map(db.column_of, objectives)]) or (run.gap_note() if len(front) else "")
     note = answers.Answer(front).note
     for line in filter(
         None, (note, close, run.one_mapping_note(objectives) if len(front) else "", *of_whole)
@@ -415,7 +415,8 @@ def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -
         pairs += int((is_close & (groups[i + 1 :] == groups[i])).sum())
     return (
         f"{pairs} pair{'s' * (pairs > 1)} of rows differ by less than their optimality gaps in every "
-        "objective in which they differ: which is better is open; a smaller solver.gap tells them apart"
+        "objective in which they differ: which is better is open; a smaller solver.gap or sharing_gap tells "
+        "them apart"
         if pairs
         else ""
     )

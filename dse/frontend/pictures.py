@@ -102,8 +102,11 @@ class Opened(Protocol):
     def one_mapping_note(self, objectives: Sequence[str] = ()) -> str:
         """That faster (leaner) mappings are not on the front; "": they are."""
 
+    def gap_note(self) -> str:
+        """How far costs lie above their optima; "": they do not."""
+
     def axis_hints(self) -> list[str]:
-        """A line for each axis at whose end all that is best in an objective lies."""
+        """A line about axes at whose end all that is best in an objective lies."""
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""

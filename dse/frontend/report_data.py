@@ -240,7 +240,8 @@ def _facts(
     constraints = [c.text for c in (*study.constraints.static, *study.constraints.modelled)]
     versions = f"model {record.MODEL_VERSION}, solvers {record.SOLVER_VERSION}"
     facts = {"fusion": "; ".join(lines)} if lines else {}
-    said_of_front = [*filter(None, (run.certificate(), run.one_mapping_note(), *run.axis_hints()))]
+    notes = (run.certificate(), run.gap_note(), run.one_mapping_note(), *run.axis_hints())
+    said_of_front = [*filter(None, notes)]
     facts |= {"front": "; ".join(said_of_front)} if said_of_front else {}
     facts |= {
         "workloads": ", ".join(workloads),

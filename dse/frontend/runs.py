@@ -281,14 +281,14 @@ class Run:
         return self.sql(f"FROM robust({asked}) ORDER BY share_on_front DESC, machine")
 
     def axis_hints(self) -> list[str]:
-        """Returns a line for each axis of three numbers or more at whose end all that is best in an objective
-        lies: wider, it may have better ones. Area is left out (less of anything is smaller), and so are axes
-        of which the run has one value yet.
+        """Returns a line for each group of objectives whose best points all lie at ends of axes of numbers:
+        wider, these may have better ones. Area is left out (less of anything is smaller), and so are axes of
+        which the run has one value yet.
         """
         axes = [
             axis
             for axis in self.study.space.axes
-            if len(axis.values) > 2
+            if len(axis.values) > 1
             and all(isinstance(v, int | float) and v is not True for v in axis.values)
             and not spaces.is_least(self.study.space, axis.key)
         ]
@@ -326,10 +326,28 @@ class Run:
                             f"the {'highest' if objective.direction == 'max' else 'lowest'} "
                             f"{units.label(objective.column)}"
                         )
+        places: dict[tuple[str, ...], list[str]] = {}  # objectives -> where
+        for place, names in found.items():
+            places.setdefault(tuple(names), []).append(place)
         return [
-            f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {place}: widen that axis"
-            for place, names in found.items()
+            f"{' and '.join(names)} {'lie' if len(names) > 1 else 'lies'} {', and '.join(where)}: widen "
+            + ("that axis" if len(where) == 1 else "these axes")
+            for names, where in places.items()
         ]
+
+    def gap_note(self) -> str:
+        """Returns how far costs of shared mappings lie above their optima, within which points may change
+        places; "" where they do not, and where the certificate says it.
+        """
+        if self.study.solver.objective == "front" or not self.study.solver.sharing_gap:
+            return ""
+        gap = self.sql("SELECT max(optimality_gap) FROM points WHERE feasible").rows()[0][0]
+        return (
+            f"costs are up to {tables.fact('gap', gap)} above their optima (solver.sharing_gap): points "
+            "that differ by less, on the front or behind it, may change places in a closer search"
+            if gap
+            else ""
+        )
 
     def plot(self, kind: str = "front", point: str | int = "best", workload: str = "") -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
