@@ -1047,12 +1047,12 @@ def _idle_note(arch: Arch, cost: EinsumCost) -> str:
     idle = cost.latency_cycles - cycles
     double = {level.name for level in arch.levels if level.double_buffer}
     stalls = [
-        f"{name} {units.number(n)} cycles{' (ramp-up and ramp-down)' if name in double else ''}"
+        f"{name} {units.quantity('cycles', n)}{' (ramp-up and ramp-down)' if name in double else ''}"
         for name, n in stall_cycles(arch, cost).items()
     ]
     found = (
         f"{busiest}, the busiest, is idle for {100 * idle / cost.latency_cycles:.3g} % of the latency "
-        f"({units.number(idle)} cycles): fills and drains that no work overlaps"
+        f"({units.quantity('cycles', idle)}): fills and drains that no work overlaps"
     )
     if not stalls:
         return f"{found}."
