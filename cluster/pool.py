@@ -945,8 +945,8 @@ def _waiting_text(pool: Pool) -> str:
         return ""
     cpus = pool.calls.cpus()
     has = f"{cpus} CPU{'s' * (cpus > 1)}, none of them free" if cpus else "no CPUs"
-    left_s = pool.starved_s if not pool.worker_stats.live else math.inf
-    ending = f"; ends after {pool.starved_s:g} s (limits.starved_seconds)" if left_s < math.inf else ""
+    ends = pool.starved_s < math.inf and not pool.worker_stats.live
+    ending = f"; ends after {pool.starved_s:g} s (limits.starved_seconds)" if ends else ""
     return (
         f"waits for CPUs for {missing} worker{'s' * (missing > 1)}: the Ray cluster has {has}; free some or "
         f"add nodes, and it goes on by itself{ending}"

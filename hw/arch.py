@@ -768,7 +768,11 @@ class Arch:
 
     def narrows_or_widens(self) -> bool:
         """True if a level gives elements a width of their own (`Level.bits`)."""
-        return any(level.bits for level in self.levels)
+        return bool(self.with_widths())
+
+    def with_widths(self) -> list[str]:
+        """Returns the levels that give elements a width of their own, by their names in machine files."""
+        return [level.name.lower() for level in self.levels if level.bits]
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""

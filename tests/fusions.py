@@ -7,7 +7,7 @@ may be shared is what `faults` lets pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, combinations, permutations, product
@@ -151,14 +151,21 @@ def small_machine(rng: Random, overlap: str) -> Arch:
     return Arch("small", levels, fanouts, Compute(1.0, 0.5, merge_pj=0.25), 1.0, 8, overlap=overlap)  # type: ignore[arg-type]
 
 
+def enumerable(draw: Callable[[], tuple[Arch, Workload]], most: int = MOST) -> tuple[Arch, Workload]:
+    """The first draw of which no einsum has more than so many mappings."""
+    while True:
+        arch, workload = draw()
+        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
+            return arch, workload
+
+
 def random_case(
     seed: int, overlap: str = "free", most: int = MOST, rows: Sequence[int] = FEW_ROWS
 ) -> tuple[Arch, Workload]:
     rng = Random(seed)
-    while True:
-        arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 4), rows)
-        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
-            return arch, workload
+    return enumerable(
+        lambda: (small_machine(rng, overlap), small_workload(rng, rng.randint(2, 4), rows)), most
+    )
 
 
 def rated_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
@@ -167,23 +174,26 @@ def rated_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch
     return rates.drawn(arch, Random(f"rates {seed}")), workload
 
 
-def networked_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
+def networked_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
     """The same with an array of which links and endpoints cost."""
     rng = Random(f"network {seed}")
-    while True:
+
+    def drawn() -> tuple[Arch, Workload]:
         arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 3))
         dims = rng.choice([(("Y", 1), ("X", 2)), (("Y", 1), ("X", 4)), (("Y", 2), ("X", 2))])
         flags = [tuple(rng.random() < 0.7 for _ in dims) for _ in range(2)]
         array = Fanout("array", 2, dims, *flags, hop_pj=rng.choice([0.0, 0.5, 2.0]), endpoint_pj=0.25)
-        arch = replace(arch, fanouts=(array,))
-        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
-            return rates.drawn(arch, rng) if seed % 2 else arch, workload
+        return replace(arch, fanouts=(array,)), workload
+
+    arch, workload = enumerable(drawn)
+    return rates.drawn(arch, rng) if seed % 2 else arch, workload
 
 
-def widened_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Arch, Workload]:
+def widened_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
     """The same with a level below that narrows or widens elements, of some tensors or of sums alone."""
     rng = Random(f"widths {seed}")
-    while True:
+
+    def drawn() -> tuple[Arch, Workload]:
         arch, workload = small_machine(rng, overlap), small_workload(rng, rng.randint(2, 3))
         roles = rng.choice([("output",), ("output",), ("input", "output"), ROLES])
         inner = Level(
@@ -196,13 +206,11 @@ def widened_case(seed: int, overlap: str = "free", most: int = MOST) -> tuple[Ar
             bits=tuple((role, rng.choice([4, 16, 24, 32])) for role in roles),
             may_keep=roles,
         )
-        arch = replace(
-            arch,
-            levels=(*arch.levels, inner),
-            fanouts=tuple(replace(f, outside=rng.choice([2, 3])) for f in arch.fanouts),
-        )
-        if all(size(e, arch, "perfect", limit=most) <= most for e in workload.einsums):
-            return rates.drawn(arch, rng) if seed % 2 else arch, workload
+        fanouts = tuple(replace(f, outside=rng.choice([2, 3])) for f in arch.fanouts)
+        return replace(arch, levels=(*arch.levels, inner), fanouts=fanouts), workload
+
+    arch, workload = enumerable(drawn)
+    return rates.drawn(arch, rng) if seed % 2 else arch, workload
 
 
 def handed_on(own: tuple[Einsum, ...]) -> frozenset[str]:

@@ -25,6 +25,7 @@ from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
+from dse.solve.options import without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
@@ -277,7 +278,7 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
         f"{arch.levels[0].name}"
     )
     if not (schedule_name := next(fusing_schedules(arch, workload), "")):
-        without = " ".join(f"--set {level.name.lower()}.bits={{}}" for level in arch.levels if level.bits)
+        without = without_widths(arch.with_widths())
         one_width = f" in memories that narrow or widen elements ({without}: without)" if without else ""
         return f"{line}; no solver fuses them on {arch.name}{one_width}"
     # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was

@@ -555,9 +555,10 @@ def _print_result(
     left_out = tables.print_rows(
         names, rows, args.format, args.csv_safe, keep, units_of, max_lines, row_count, shows_all
     )
-    for words in (*(spaces if "certificate" not in left_out else ()), *([note] * (args.format == "table"))):
-        if words:
-            tables.print_line(words)
+    for words in spaces if "certificate" not in left_out else ():
+        tables.print_line(words)
+    if note and args.format == "table":
+        tables.print_line(note)
 
 
 def _without_spaces(rows: Sequence[Sequence[Any]], at: int) -> tuple[list[Sequence[Any]], list[str]]:

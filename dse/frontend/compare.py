@@ -293,7 +293,7 @@ def runs(a: Run, b: Run) -> list[Table]:
         (before, after), note = both
         best.append(("hypervolume", before, after, growth(before, after)))
         notes.append(note)
-    gaps = [run.sql("SELECT max(optimality_gap) FROM points WHERE feasible").rows()[0][0] for run in (a, b)]
+    gaps = a.worst_gap(), b.worst_gap()
     notes += filter(None, [_gap_note(gaps)])
     counts.append(("worst_gap", *gaps))
     return [

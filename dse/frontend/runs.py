@@ -335,13 +335,18 @@ class Run:
             for names, where in places.items()
         ]
 
+    def worst_gap(self) -> float | None:
+        """Returns the largest optimality gap of feasible points; None without one."""
+        gap: float | None = self.sql("SELECT max(optimality_gap) FROM points WHERE feasible").rows()[0][0]
+        return gap
+
     def gap_note(self) -> str:
         """Returns how far costs of shared mappings lie above their optima, within which points may change
         places; "" where they do not, and where the certificate says it.
         """
         if self.study.solver.objective == "front" or not self.study.solver.sharing_gap:
             return ""
-        gap = self.sql("SELECT max(optimality_gap) FROM points WHERE feasible").rows()[0][0]
+        gap = self.worst_gap()
         return (
             f"costs are up to {tables.fact('gap', gap)} above their optima (solver.sharing_gap): points "
             "that differ by less, on the front or behind it, may change places in a closer search"

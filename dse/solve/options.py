@@ -4,7 +4,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -20,6 +20,11 @@ LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
 Kapla = Literal["kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing"]
 # schedules that run einsums pipelined, on machines of nodes
 PIPELINED_SCHEDULES = ("pipelined", *get_args(Kapla))
+
+
+def without_widths(memories: Iterable[str]) -> str:
+    """Returns the options by which memories give elements no width of their own (`memory.bits`)."""
+    return " ".join(f"--set {name}.bits={{}}" for name in memories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class SolverOptions:
             (
                 f"solver.{name} = {getattr(self, name)} does not price elements that memories narrow or "
                 f"widen ({', '.join(keys)}): mappers do, for unfused and fused schedules of each machine by "
-                f"itself; leave it out, or the widths ({' '.join(f'--set {key}={{}}' for key in keys)})"
+                f"itself; leave it out, or the widths ({without_widths(memories)})"
                 for name, values in taken.items()
                 if getattr(self, name) not in values
             ),

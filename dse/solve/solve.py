@@ -63,7 +63,7 @@ from dse.solve.layouts.layouts import (
     assign_layouts,
     interface_tensors,
 )
-from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
+from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules
@@ -181,8 +181,7 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     machine that prices layouts, or where a rule of the solver names nothing of the workload or tells equal
     einsums apart, which are mapped once.
     """
-    if arch.narrows_or_widens():
-        widths = [level.name.lower() for level in arch.levels if level.bits]
+    if widths := arch.with_widths():
         refused = (options.widths_refused(widths), *(compressed_width(e, arch) for e in workload.einsums))
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
@@ -395,17 +394,13 @@ def _search_schedule(
     """
     if options.schedule == "best":
         return _best(arch, workload, options, progress)
-    if (
-        options.schedule == "fused"
-        and arch.narrows_or_widens()
-        and "fused" not in (*fusing_schedules(arch, workload),)
-    ):
-        wide = [f"{level.name.lower()}.bits" for level in arch.levels if level.bits]
+    widths = arch.with_widths()
+    if options.schedule == "fused" and widths and "fused" not in fusing_schedules(arch, workload):
         raise ValueError(
-            f"solver.schedule = fused: einsums share tensors in memories of one width, inside of none that "
-            f"narrows or widens elements ({', '.join(wide)}), and {arch.name} has none; give sums of other "
-            "widths a memory of their own (may_keep: [output]), or leave bits out "
-            f"({' '.join(f'--set {key}={{}}' for key in wide)})"
+            "solver.schedule = fused: einsums share tensors in memories of one width, inside of none that "
+            f"narrows or widens elements ({', '.join(f'{name}.bits' for name in widths)}), and {arch.name} "
+            "has none; give sums of other widths a memory of their own (may_keep: [output]), or leave bits "
+            f"out ({without_widths(widths)})"
         )
     if options.schedule == "fused":
 
@@ -500,8 +495,8 @@ def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, foun
     reader_counts = Counter(
         t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
     )
-    is_gogeta = "gogeta" in fusing_schedules(arch, workload) and not deadline.has_passed()
-    if max(reader_counts.values(), default=0) < 2 or not is_gogeta:
+    reads_twice = max(reader_counts.values(), default=0) >= 2
+    if not reads_twice or deadline.has_passed() or "gogeta" not in fusing_schedules(arch, workload):
         return found
     gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
     if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:
