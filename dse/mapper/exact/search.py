@@ -677,7 +677,7 @@ def _tables(
         dim_ranks=np.array(rank_of, np.int64).reshape(-1, 2),
         coef=np.array(coef, np.int64).reshape(-1, 2),
         csr_density=np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
-        rank_order=np.argsort([len(o.factorizations) for o in rank_unrollings], kind="stable"),
+        rank_order=np.argsort([len(o.is_uneven) for o in rank_unrollings], kind="stable"),
     )
     groups_outside = [
         sum(1 << g for g, group in enumerate(groups) if group.outside in outside[:n])
@@ -715,16 +715,9 @@ def _hops(
 def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int]) -> state.Pool:
     """The unrollings of all ranks end to end. groups_outside: as in state.Pool."""
     base = np.cumsum([0, *(len(o.size) for o in rank_unrollings)])
-    first = np.cumsum([0, *(len(o.factorizations) for o in rank_unrollings)])
-    trips = [
-        factorization
-        for o in rank_unrollings
-        for factorizations in o.factorizations
-        for factorization in factorizations
-    ]
-    counts = np.cumsum(
-        [0, *(len(factorizations) for o in rank_unrollings for factorizations in o.factorizations)]
-    )
+    first = np.cumsum([0, *(len(o.is_uneven) for o in rank_unrollings)])
+    ways = np.cumsum([0, *(len(o.factorizations) for o in rank_unrollings)])
+    first_way = [o.first_factorization + w for o, w in zip(rank_unrollings, ways, strict=False)]
     depth = max(o.cuts.shape[1] for o in rank_unrollings)
     cuts = np.concatenate([np.pad(o.cuts, ((0, 0), (0, depth - o.cuts.shape[1]))) for o in rank_unrollings])
     out = np.concatenate(
@@ -744,13 +737,12 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
         outer_tile=out,
         untiled=np.concatenate([o.untiled for o in rank_unrollings]),
         pes=np.concatenate([o.pes for o in rank_unrollings]),
-        uneven=np.array(
-            [any(b.shared_tile for b in boundaries) for o in rank_unrollings for boundaries in o.boundaries],
-            np.bool_,
-        ),
+        uneven=np.concatenate([o.is_uneven for o in rank_unrollings]),
         cuts=cuts,
-        factorization_span=np.column_stack([counts[:-1], counts[1:]]),
-        factorizations=np.array(trips, np.int64).reshape(len(trips), -1),
+        factorization_span=np.column_stack(
+            [np.concatenate([f[:-1] for f in first_way]), np.concatenate([f[1:] for f in first_way])]
+        ),
+        factorizations=np.concatenate([o.factorizations for o in rank_unrollings]),
         first_tile=base,
         largest_tile=last,
         groups_outside=np.array(groups_outside, np.int64),
@@ -781,7 +773,7 @@ def _memo(rank_unrollings: Sequence[SpatialUnrollings], e: state.Einsum, positio
         (
             positions,
             len(e.kind),
-            *max_per_rank(np.flatnonzero(e.kind != state.ALONE), lambda o: len(o.factorizations)),
+            *max_per_rank(np.flatnonzero(e.kind != state.ALONE), lambda o: len(o.is_uneven)),
             positions,
         ),
         np.nan,
@@ -1768,7 +1760,11 @@ def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[l
     """
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    for choice in product(*(o.factorizations[i] for o, i in zip(tables.choices, chosen, strict=True))):
+    ways = (
+        o.factorizations[o.first_factorization[i] : o.first_factorization[i + 1]].tolist()
+        for o, i in zip(tables.choices, chosen, strict=True)
+    )
+    for choice in product(*ways):
         if all(
             prod(factorization[d] for factorization in choice) <= array_dim.size
             for d, array_dim in enumerate(dims)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import isqrt, prod
+from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -77,9 +77,11 @@ class SpatialUnrollings(NamedTuple):
 
     extent: int
     boundaries: tuple[tuple[FanoutBoundary, ...], ...]  # per option one entry for each boundary
-    # per option the factorizations that give it, each as trips per fan-out dimension [D]; left out are those
-    # that need at least as many in every dimension as another one
-    factorizations: tuple[tuple[tuple[int, ...], ...], ...]
+    is_uneven: Bools  # [O] whether the PEs of some boundary are imperfect
+    # [F, D] factorizations that give the options, option after option, each as trips per fan-out dimension;
+    # left out are those that need at least as many in every dimension as another one of the same option
+    factorizations: Ints
+    first_factorization: Ints  # [O + 1] of each option, and one past the last
     span: Ints  # [O, K, 2] first tile of a position, and one past its last
     size: Ints  # [n] of each tile
     # [n, M] how many such tiles the rank is cut into, all PEs together; of each group in the mask only the
@@ -256,20 +258,14 @@ def _without_redundant(cuts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, in
     return tuple(found)
 
 
-def _undominated(factorizations: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """The factorizations than which no other one has at most as many trips in every dimension."""
-    ordered = sorted(factorizations)
-    return tuple(ordered[i] for i in undominated(ordered))
-
-
 def _to_arrays(
     extent: int,
     boundaries: int,
     groups: int,
-    found: dict[tuple[FanoutBoundary, ...], set[tuple[int, ...]]],
+    found: dict[tuple[FanoutBoundary, ...], set[Trips]],
     dims: Sequence[FanoutDim],
 ) -> SpatialUnrollings:
-    """The unrollings as arrays."""
+    """The unrollings as arrays. dims: those that take the rank; the other ones have one trip."""
     keys, width = list(found), len(dims)
     flat: list[int] = []
     for boundary in (boundary for key in keys for boundary in key):
@@ -282,10 +278,20 @@ def _to_arrays(
     span, size, out, untiled, cuts, owner, share = _tile_arrays(extent, keyed, groups)
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
     _count_pieces(extent, cuts, owner, share, pieces, elems)
+    ways = [sorted(found[key]) for key in keys]
+    trips = np.array([way for one in ways for way in one], np.int64)
+    first = np.cumsum([0, *(len(one) for one in ways)])
+    rectangle_pes = np.ones((len(keys), boundaries), np.int64)
+    for b in range(boundaries):
+        numbers = [array_dim.number for array_dim in dims if array_dim.boundary == b]
+        rectangle_pes[:, b] = np.maximum.reduceat(trips[:, numbers].prod(axis=1), first[:-1])
+    kept = [undominated(one) if len(one) > 1 else [0] for one in ways]
     return SpatialUnrollings(
         extent=extent,
         boundaries=tuple(keys),
-        factorizations=tuple(_undominated(found[key]) for key in keys),
+        is_uneven=np.asarray(keyed[:, :, SHARED_TILE].any(axis=1)),
+        factorizations=trips[[f + i for f, own in zip(first.tolist(), kept, strict=False) for i in own]],
+        first_factorization=np.cumsum([0, *(len(own) for own in kept)]),
         span=span,
         size=size,
         pieces=pieces,
@@ -294,18 +300,8 @@ def _to_arrays(
         untiled=untiled,
         pes=pes,
         cuts=cuts,
-        rectangle_pes=np.array(
-            [[_rectangle_pes(found[key], dims, b) for b in range(boundaries)] for key in keys], np.int64
-        ).reshape(len(keys), boundaries),
+        rectangle_pes=rectangle_pes,
     )
-
-
-def _rectangle_pes(factorizations: set[Trips], dims: Sequence[FanoutDim], b: int) -> int:
-    """The product of trips over the dimensions of boundary b, the largest of all factorizations. dims: those
-    that take the rank; the other ones have one trip.
-    """
-    numbers = [array_dim.number for array_dim in dims if array_dim.boundary == b]
-    return max(prod(trips[d] for d in numbers) for trips in factorizations)
 
 
 @njit(cache=True, nogil=True)
