@@ -321,5 +321,6 @@ def main() -> int:
                     )
         finally:
             t.close(made)
-    print(f"{sum(total.values())} kills, {dict(total)}: 0 lost, 0 duplicate keys, rows identical")
+    where = "" if has_store else " (none of runs on a store)"
+    print(f"{sum(total.values())} kills{where}, {dict(total)}: 0 lost, 0 duplicate keys, rows identical")
     return 0
