@@ -25,7 +25,7 @@ from workloads.arrays import Bools, Floats, Ints
 
 # machines of a space, at most, whose schedules are unfused (bounded as columns), or others (one by one)
 MAX_BOUNDED, MAX_BOUNDED_SLOWLY = 10_000_000, 100_000
-TOGETHER = 4  # a generation has at least so many structures, if there are
+TOGETHER = 4  # a generation has about so many structures, if there are
 GROWTH = 8  # a generation has an eighth of the machines of all before it (sampler.BEST_FIRST_TEXT)
 
 
@@ -82,16 +82,20 @@ def best_first(bounds: Floats) -> Ints:
 
 def together(batches: Ints, wanted: int, most: int) -> Ints:
     """Returns the positions of `wanted` machines, given by their batches [n], best first: batch after batch
-    in the order of their first machines, of each the first `most`.
+    in the order of their first machines, of each the first `most`; all of a batch where few would be left,
+    which would want a search of their own.
 
-    >>> together(np.array([7, 5, 7, 7, 5, 3]), 4, 2).tolist()
+    >>> together(np.array([7, 5, 7, 7, 5, 3, 7]), 4, 2).tolist()
     [0, 2, 1, 4]
+    >>> together(np.array([7, 5, 7, 7, 5, 3]), 4, 2).tolist()
+    [0, 2, 3, 1]
     """
     _, first, which, counts = np.unique(batches, return_index=True, return_inverse=True, return_counts=True)
     by_batch = np.argsort(first[which], kind="stable")
+    taken = np.where(counts <= most + most // 2, counts, most)[which[by_batch]]
     starts = np.repeat(np.cumsum([0, *counts[np.argsort(first)]])[:-1], counts[np.argsort(first)])
     place_in_batch = np.arange(len(batches)) - starts
-    return np.asarray(by_batch[place_in_batch < most][:wanted])
+    return np.asarray(by_batch[place_in_batch < taken][:wanted])
 
 
 def proven_gap(bounds: Floats, front: Floats) -> float:
