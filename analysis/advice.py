@@ -82,8 +82,8 @@ def of_timeout(statement: str) -> str:
     """Returns what makes a statement over computed views, or a join of rows of machines, shorter, or that
     nothing does; "" where it is none of these.
 
-    >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)")
-    'what_if chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600'
+    >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)").partition(": ")[2]
+    'name some, what_if(..., machines := (SELECT list(machine) FROM designs WHERE ...)), or try --timeout 600'
     >>> of_timeout("FROM designs a JOIN points b USING (schedule)")
     'designs and points are joined without machine: write USING (machine, ...), with all columns of both'
     >>> of_timeout("FROM designs")
@@ -92,10 +92,10 @@ def of_timeout(statement: str) -> str:
     if repriced := REPRICED.search(statement):
         macro = repriced[1].lower()
         fewer = ", or fewer samples" * (macro == "robust")
-        words = (
-            "chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600"
+        return (
+            f"{macro} chooses mappings again for every machine of the run: name some, {macro}(..., "
+            f"machines := (SELECT list(machine) FROM designs WHERE ...)), or try --timeout 600{fewer}"
         )
-        return f"{macro} {words}{fewer}"
     with duckdb.connect() as con:
         found = [*nodes(_tree(con, statement))]
     tables = [node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE"]
