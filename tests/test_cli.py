@@ -112,7 +112,7 @@ def test_a_run_goes_on_where_it_stopped(home: Path) -> None:
     )
 
 
-def test_status(home: Path) -> None:
+def test_status(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = json.loads(good("status", "run", "--format", "json", folder=home))
     assert (facts["state"], facts["done"], facts["ok"], facts["planned"], facts["error"]) == (
         "finished",
@@ -123,6 +123,10 @@ def test_status(home: Path) -> None:
     )
     assert facts["front"] == len(good("pareto", "run", "--format", "csv", folder=home).splitlines()) - 1
     assert "finished" in good("status", "run", folder=home)
+    wide = max(map(len, good("status", "run", folder=home).splitlines()))
+    monkeypatch.setenv("COLUMNS", "60")  # as `watch` sets it for a pipe
+    assert max(map(len, good("status", "run", folder=home).splitlines())) <= 60 < wide
+    monkeypatch.delenv("COLUMNS")
     needed = ("pyarrow",)  # whose parts are these
     assert loaded_by("status run", [name for name in HEAVY if name not in needed], home) == []
 
