@@ -465,7 +465,7 @@ def _numbers(what: str, text: str) -> dict[str, float]:
 def _lists(tables: Sequence[Mapping[str, NDArray[Any]]], names: Sequence[str]) -> pa.Array:
     """Returns a list of structures per table, one for each row."""
     kinds = {"machine": np.int64, "remapped": np.int64, "feasible": np.bool_}
-    no_row = {name: np.zeros(0, kinds.get(name, np.float64)) for name in names}
+    no_row: dict[str, NDArray[Any]] = {name: np.zeros(0, kinds.get(name, np.float64)) for name in names}
     found = [no_row, *(one for one in tables if one)]
     arrays = [pa.array(np.concatenate([np.asarray(one[name]) for one in found])) for name in names]
     offsets = np.cumsum([0, *(len(one["machine"]) if one else 0 for one in tables)])
