@@ -321,9 +321,9 @@ BANKINGS = (1, 2, 4, 8, 16)  # numbers of banks that a memory of kind custom may
 def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
     """Returns the energies (pJ), leakages and areas by name of those parts of the tables that a part of kind
     custom may be: MAC units of its bits; SRAMs of its capacity in banks (BANKINGS), or flip-flops, with the
-    energy per bit of the nearest width that the table has, leakage and area of any; for an unbounded outermost
-    memory the energies of DRAMs. Of a machine without node_nm those of the smallest and of the largest node. {}: the
-    tables have no such part.
+    energy per bit of the nearest width that the table has, leakage and area of any; for an unbounded
+    outermost memory the energies of DRAMs. Of a machine without node_nm those of the smallest and of the
+    largest node. {}: the tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
     nodes_nm = sorted(_sram_table()[spec.cell, widths[0]])
