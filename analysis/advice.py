@@ -55,8 +55,8 @@ def of_fault(statement: str, columns: Sequence[str]) -> str:
 
 def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
     """Returns the values that there are for each text and number of a statement's conditions that no row has,
-    the most similar first; "" where there is none, or more than MAX_VALUES of them. Views that are computed
-    are not asked.
+    the most similar first, of more than MAX_VALUES numbers the nearest; "" where there is none, or too many
+    texts. Views that are computed are not asked.
     """
     found = [*nodes(_tree(con, statement))]
     views = dict.fromkeys(node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE")
@@ -75,15 +75,30 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
                 values.sort(key=lambda value: (-_likeness(value, wanted), value))
                 listed = ", ".join(map(_shown, values))
                 said[column] = f"no row of {view} has {column} = {_shown(wanted)}; there are {listed}"
+            elif len(values) > MAX_VALUES and not isinstance(wanted, str):
+                near = _nearest_numbers(con, view, column, wanted)
+                said |= {column: f"no row of {view} has {column} = {_shown(wanted)}; {near}"} if near else {}
     return "; ".join(said.values())
+
+
+def _nearest_numbers(con: duckdb.DuckDBPyConnection, view: str, column: str, wanted: float) -> str:
+    """Returns the values of a column of numbers next to one that no row has; "" where a row has it."""
+    number = f"{wanted!r}"
+    (has, count, below, above), *_ = con.execute(
+        f'SELECT coalesce(bool_or("{column}" = {number}), false), count(DISTINCT "{column}"), '
+        f'max("{column}") FILTER ("{column}" < {number}), min("{column}") FILTER ("{column}" > {number}) '
+        f'FROM "{view}"'
+    ).fetchall()
+    near = " and ".join(_shown(value) for value in (below, above) if value is not None)
+    return "" if has else f"the nearest of {count} values are {near}"
 
 
 def of_timeout(statement: str) -> str:
     """Returns what makes a statement over computed views, or a join of rows of machines, shorter, or that
     nothing does; "" where it is none of these.
 
-    >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)")
-    'what_if chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600'
+    >>> of_timeout("FROM what_if({dram_pj: 0.5}) WHERE machine IN (1, 2)").partition(": ")[2]
+    'name some, what_if(..., machines := (SELECT list(machine) FROM designs WHERE ...)), or try --timeout 600'
     >>> of_timeout("FROM designs a JOIN points b USING (schedule)")
     'designs and points are joined without machine: write USING (machine, ...), with all columns of both'
     >>> of_timeout("FROM designs")
@@ -92,10 +107,10 @@ def of_timeout(statement: str) -> str:
     if repriced := REPRICED.search(statement):
         macro = repriced[1].lower()
         fewer = ", or fewer samples" * (macro == "robust")
-        words = (
-            "chooses mappings again for every machine of the run, which no WHERE shortens: try --timeout 600"
+        return (
+            f"{macro} chooses mappings again for every machine of the run: name some, {macro}(..., "
+            f"machines := (SELECT list(machine) FROM designs WHERE ...)), or try --timeout 600{fewer}"
         )
-        return f"{macro} {words}{fewer}"
     with duckdb.connect() as con:
         found = [*nodes(_tree(con, statement))]
     tables = [node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE"]

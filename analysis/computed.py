@@ -3,7 +3,8 @@ statements over them to the machines that they ask for.
 
 DuckDB calls a function for all rows that reach it, before a join removes most of them: `machine IN (SELECT
 ...)` would compute millions of rows. Therefore the inner SELECT of such a statement is answered first, and
-the views are narrowed to its machines before functions are called.
+the views are narrowed to its machines before functions are called. Of `einsums JOIN designs USING (machine)
+WHERE array_x = 16` the inner SELECT is that of the machines of `designs` that meet its own conditions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ import pyarrow as pa
 
 # views whose rows are computed for unfused schedules, and stored for all others
 VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")
+OF_MACHINES = ("designs", "machines", "points")  # views with rows per machine that call no such function
+# parts of a condition whose value depends on nothing but a row
+PLAIN = {
+    *("COLUMN_REF", "VALUE_CONSTANT", "CONJUNCTION_AND", "CONJUNCTION_OR", "COMPARE_BETWEEN", "COMPARE_IN"),
+    *("COMPARE_NOT_IN", "COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_LESSTHAN", "COMPARE_GREATERTHAN"),
+    *("COMPARE_LESSTHANOREQUALTO", "COMPARE_GREATERTHANOREQUALTO", "OPERATOR_CAST", "OPERATOR_NOT"),
+    *("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"),
+}
 OF_TRAFFIC = ("traffic", "components")  # views of the traffic of choices
 PACKED = "chosen"  # the table that choices are stored in
 ONLY_ASKED = "SEMI JOIN internal.asked USING (machine)"
@@ -169,7 +178,7 @@ def _has_machines(con: duckdb.DuckDBPyConnection) -> bool:
 
 def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | None:
     """Moves the machines of the first condition `machine IN (SELECT ...)` or `machine = (SELECT ...)` on a
-    computed view to internal.asked.
+    computed view to internal.asked; without one, those of a joined view that its conditions leave.
 
     Returns the new statement and the view that it reads; None where narrowing gains nothing, or the inner
     SELECT depends on the outer one.
@@ -182,6 +191,8 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
         for one in _conditions(node["where_clause"])
     )
     inner = next(filter(None, asked), None)
+    is_condition = inner is not None
+    inner = inner or _of_joined_views(con, tree)
     if inner is None:
         return None
     # what the inner SELECT reads is answered before the views are narrowed
@@ -208,11 +219,81 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
     replacement = json.loads(
         con.execute("SELECT json_serialize_sql('SELECT machine FROM internal.asked')").fetchall()[0][0]
     )
+    if not is_condition:  # the join and its conditions stay
+        return text, read[0]
     inner["node"] = replacement["statements"][0]["node"]
     (new_statement,) = con.execute(
         f"SELECT json_deserialize_sql({literal(json.dumps(tree))}::JSON)"
     ).fetchall()[0]
     return str(new_statement), read[0]
+
+
+def _of_joined_views(con: duckdb.DuckDBPyConnection, tree: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the SELECT of the machines of a view of OF_MACHINES, joined by machine to a computed view, that
+    meet the conditions on its columns alone; None where there is none.
+    """
+    for node in nodes(tree):
+        source = node.get("from_table")
+        if not (tables := _joined_by_machine(source)) or not any(map(_is_view, tables)):
+            continue
+        for table in tables:
+            if table["type"] != "BASE_TABLE" or table["table_name"].lower() not in OF_MACHINES:
+                continue
+            others = [one for one in tables if one is not table]
+            own = [one for one in _conditions(node["where_clause"]) if _is_about(con, one, table, others)]
+            if own:
+                found = json.loads(
+                    con.execute(
+                        "SELECT json_serialize_sql('SELECT machine FROM t WHERE a AND b')"
+                    ).fetchall()[0][0]
+                )["statements"][0]
+                where = found["node"]["where_clause"] | {"children": own}
+                found["node"] |= {"from_table": table, "where_clause": where if len(own) > 1 else own[0]}
+                return found
+    return None
+
+
+def _joined_by_machine(source: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns the tables of a FROM clause of inner joins, each USING (machine, ...); [] of others."""
+    if source is None or source["type"] != "JOIN":
+        return [] if source is None else [source]
+    sides = [_joined_by_machine(source[side]) for side in ("left", "right")]
+    is_by_machine = source["join_type"] == "INNER" and "machine" in map(str.lower, source["using_columns"])
+    return [*sides[0], *sides[1]] if is_by_machine and all(sides) else []
+
+
+def _is_about(
+    con: duckdb.DuckDBPyConnection,
+    condition: dict[str, Any],
+    table: dict[str, Any],
+    others: list[dict[str, Any]],
+) -> bool:
+    """True of a condition on columns of this table alone; those without a table are of none of the others."""
+    found = [*nodes(condition)]
+    # operators are functions, too: x * 2, x LIKE 'a%'
+    if any("class" in node and node["type"] not in PLAIN and not node.get("is_operator") for node in found):
+        return False
+    references = [
+        [*map(str.lower, node["column_names"])] for node in found if node.get("type") == "COLUMN_REF"
+    ]
+    own, *foreign = (_columns_of(con, one) for one in (table, *others))
+    alias = (table["alias"] or table["table_name"]).lower()
+    return bool(references) and all(
+        reference[-1] in own
+        and (
+            reference[:-1] == [alias]
+            or (len(reference) == 1 and not any(reference[0] in one for one in foreign))
+        )
+        for reference in references
+    )
+
+
+def _columns_of(con: duckdb.DuckDBPyConnection, table: dict[str, Any]) -> set[str]:
+    """Returns the columns of a table of a FROM clause."""
+    found = json.loads(con.execute("SELECT json_serialize_sql('FROM t')").fetchall()[0][0])
+    found["statements"][0]["node"]["from_table"] = table
+    (text,) = con.execute(f"SELECT json_deserialize_sql({literal(json.dumps(found))}::JSON)").fetchall()[0]
+    return {name.lower() for (name, *_) in con.execute(f"DESCRIBE {text}").fetchall()}
 
 
 def _joined(source: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -79,10 +79,11 @@ ARGUMENTS = {
     "spreads": "{dram_pj: 0.2}",
     "samples": "100",
     "seed": "0",
+    "machines": "[17, 18]",
 }
 # columns of integers that measure nothing
 NO_OBJECTIVES = ("machine", "schedule", "model_version", "solver_version")
-OPTIONAL = ("reference", "grp", "given", "seed")
+OPTIONAL = ("reference", "grp", "given", "seed", "machines")
 # macros of sql/macros.sql, which read the table named by their first argument
 SIGNATURES = {
     "pareto": ("tbl", "objectives", "grp"),
@@ -92,7 +93,8 @@ SIGNATURES = {
     "hypervolume": ("tbl", "objectives", "reference", "grp"),
     "sensitivity": ("tbl", "metric", "parameter", "given"),
 }
-REPRICED = {"what_if": ("factors",), "robust": ("spreads", "samples", "seed")}  # macros of sql/computed.sql
+# macros of sql/computed.sql
+REPRICED = {"what_if": ("factors", "machines"), "robust": ("spreads", "samples", "seed", "machines")}
 # macro -> (its rows, its columns)
 RETURNS = {
     "pareto": ("rows of tbl that no other row dominates", "those of tbl"),

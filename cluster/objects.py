@@ -392,7 +392,8 @@ def _claim(remote: Remote, copy: Path) -> Publisher:
             remote.remove(f"claims/{publisher.claim_name}")
             raise StoreFault(
                 f"{remote.shown}: another run writes into this folder ({alive[min(alive)]}); wait for it, or "
-                f"choose another with --out; if it was killed on another host, wait {CLAIM_S:.0f} s"
+                f"choose another with --out; if it was killed on another host, or this is a copy of its "
+                f"folder, wait {CLAIM_S:.0f} s"
             )
         if all(_number(name) < claim for name in [*written, *remote.names("heads")]):
             for name in written:

@@ -315,12 +315,15 @@ def dram_kinds() -> list[str]:
     return list(_rows_by("dram", "kind"))
 
 
+BANKINGS = (1, 2, 4, 8, 16)  # numbers of banks that a memory of kind custom may have
+
+
 def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
     """Returns the energies (pJ), leakages and areas by name of those parts of the tables that a part of kind
-    custom may be: MAC units of its bits; SRAMs of its capacity per bank, or flip-flops, with the energy per
-    bit of the nearest width that the table has, leakage and area of any; for an unbounded outermost memory
-    the energies of DRAMs. Of a machine without node_nm those of the smallest and of the largest node. {}: the
-    tables have no such part.
+    custom may be: MAC units of its bits; SRAMs of its capacity in banks (BANKINGS), or flip-flops, with the
+    energy per bit of the nearest width that the table has, leakage and area of any; for an unbounded
+    outermost memory the energies of DRAMs. Of a machine without node_nm those of the smallest and of the
+    largest node. {}: the tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
     nodes_nm = sorted(_sram_table()[spec.cell, widths[0]])
@@ -338,20 +341,20 @@ def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict
             name.removesuffix("_per_bit"): [node.width_bits * pj for pj in column]
             for name, column in per_bit.items()
         }
-    bits, width = 8 * node.capacity // node.banks, min(widths, key=lambda w: abs(log(w / node.width_bits)))
+    bits, width = 8 * node.capacity, min(widths, key=lambda w: abs(log(w / node.width_bits)))
     sizes_of = {w: _sram_table()[spec.cell, w][nodes_nm[0]] for w in widths}
     srams = [
-        (w, sram(nm, spec.cell, bits, w))
+        (w, replace(bank, leak_mw=banks * bank.leak_mw, area_mm2=banks * bank.area_mm2))
         for w, sizes in sizes_of.items()
         for nm in ends_nm
-        if min(sizes) <= bits <= max(sizes)
+        for banks in BANKINGS
+        if min(sizes) <= bits // banks <= max(sizes)
+        for bank in [sram(nm, spec.cell, bits // banks, w)]
     ]
     registers = [register(nm, spec.cell, bits, width) for nm in ends_nm if bits <= MAX_REGISTER_BITS]
     energies = _columns(("read_pj", "write_pj"), [*(one for w, one in srams if w == width), *registers])
     others = _columns(("leak_mw", "area_mm2"), [*(one for _, one in srams), *registers])
-    return {name: [n * node.width_bits / width for n in column] for name, column in energies.items()} | {
-        name: [n * node.banks for n in column] for name, column in others.items()
-    }
+    return {name: [n * node.width_bits / width for n in column] for name, column in energies.items()} | others
 
 
 def _columns(names: Sequence[str], parts: Sequence[object]) -> dict[str, list[float]]:

@@ -297,6 +297,17 @@ JOINS = (
     ("AS t FULL JOIN points p ON p.machine > t.machine", f"t.machine IN {LEAST}", False),
     ("AS t, pareto('traffic', ['energy_pj']) AS p", f"t.machine = {LEAST}", False),
 )
+DESIGNS = "AS t JOIN designs AS d USING (machine, schedule)"
+# conditions on columns of a view joined by machine: whether they leave machines out before any is computed
+MACHINE_COLUMNS = (
+    (DESIGNS, "array_x = 8 AND t.level <> 'DRAM'", True),
+    (DESIGNS, "array_x IN (5, 13) AND d.energy_pj > 0 AND gbuf_capacity BETWEEN 1 AND 2 * 16384", True),
+    ("AS t JOIN machines USING (machine) JOIN points p USING (machine, schedule)", "array_x = 8", True),
+    (DESIGNS, "array_x = 8 OR t.level = 'DRAM'", False),
+    (DESIGNS, "t.energy_pj > 0", False),
+    ("AS t LEFT JOIN designs d ON d.machine = t.machine AND d.array_x = 8", "d.array_x IS NULL", False),
+    ("AS t JOIN designs d ON d.machine > t.machine", "d.array_x = 8", False),
+)
 WIDE = (
     "machine NOT IN (SELECT machine FROM designs ORDER BY energy_pj, machine LIMIT 3)",
     "machine IN (SELECT machine + 0.5 FROM points)",
@@ -363,6 +374,24 @@ def test_machines_of_joined_views_are_found_first(
     called.clear()
     assert run.sql(text).rows() == want != []
     assert (len(set(called)) == 1) is narrow
+
+
+@pytest.mark.parametrize(("joined", "where", "narrow"), MACHINE_COLUMNS)
+def test_conditions_on_columns_of_machines_are_met_first(
+    counted: tuple[Run, list[int]], joined: str, where: str, narrow: bool
+) -> None:
+    run, called = counted
+    run.con.register("whole", run.sql("FROM traffic").table)
+    run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
+    run.con.unregister("whole")
+    text = f"SELECT COLUMNS(*)::VARCHAR, t.machine AS m FROM traffic {joined} WHERE {where} ORDER BY ALL"
+    want = run.con.execute(text.replace("FROM traffic", "FROM internal.kept", 1)).fetchall()
+    called.clear()
+    assert run.sql(text).rows() == want != []
+    machines = {row[-1] for row in want}
+    every = {machine for (machine,) in run.con.execute("SELECT machine FROM internal.kept").fetchall()}
+    assert set(called) == (machines if narrow else every)
+    assert machines < every or not narrow
 
 
 def test_components_are_computed_of_the_machines_asked_for(counted: tuple[Run, list[int]]) -> None:

@@ -61,7 +61,7 @@ BOUNDED = {  # what a recursion may be as deep as
         "workloads/catalog.py": {"_training_step", "load", "train", "_loaded"},
     },
     "nesting of a document, expression, statement or path": {
-        "analysis/computed.py": {"_conditions", "_joined", "nodes"},
+        "analysis/computed.py": {"_conditions", "_joined", "_joined_by_machine", "nodes"},
         "analysis/db.py": {"_check_table_function", "_check_statement", "_check_reads"},
         "analysis/report.py": {"_plain"},
         "analysis/origin.py": {"_from", "_front", "_parsed", "_query"},

@@ -286,10 +286,14 @@ def test_a_parameter_that_is_no_axis_is_told_from_a_text() -> None:
         ("x = 3", "no row of points has x = 3; there are 1, 2"),
         ("x IN (1, 2.5) AND kind <> kind", "no row of points has x = 2.5; there are 1, 2"),
         ("x = 2 AND kind <> kind", ""),
+        ("y = 17.5", "no row of points has y = 17.5; the nearest of 40 values are 17 and 18"),
+        ("y = 900", "no row of points has y = 900; the nearest of 40 values are 39"),
+        ("y = 17 AND kind <> kind", ""),
     ],
 )
 def test_an_answer_without_rows_says_which_values_there_are(condition: str, note: str) -> None:
     points = {"kind": ["ddr4", "lpddr5"] * 20, "x": [1, 2] * 20, "name": [f"p{i}" for i in range(40)]}
+    points["y"] = [*range(40)]
     found = db.query_tables({"points": pa.table(points)}, f"FROM points p WHERE {condition}")
     assert Answer(found).note == note
     assert repr(Answer(found)).endswith(note)

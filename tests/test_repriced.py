@@ -165,6 +165,27 @@ def test_robust_counts_the_samples_in_which_a_point_is_on_the_front(run: runs.Ru
     assert {row["machine"]: row["share_on_front"] for row in rows} == shares
 
 
+def test_machines_that_are_named_have_the_rows_of_all(run: runs.Run) -> None:
+    """Rows with a gap, which others bound; and no other machine is priced, but MAX_ANCHORS of each family."""
+    factors = {"dram_pj": 0.1, "sram_pj": 2.0}
+    every = {row["machine"]: row for row in run.what_if(factors)}
+    some = [*every][1::3]
+    assert [*run.what_if(factors, some)] == [every[machine] for machine in some]
+    assert len(run.what_if(factors, [])) == len(run.what_if(factors, [10**9])) == 0
+    text = "FROM what_if({dram_pj: 0.1, sram_pj: 2}, machines := (SELECT list(machine) FROM designs WHERE "
+    found = run.sql(f"{text}array_x = 8)) ORDER BY machine")
+    assert [*found] == [row for row in every.values() if row["array_x"] == 8]
+    assert len(run.sql(f"{text}array_x = 9))")) == 0
+
+
+def test_the_front_of_named_machines_is_among_them(run: runs.Run) -> None:
+    spreads = {"dram_pj": 3.0, "sram_pj": 1.0}
+    feasible = [row["machine"] for row in run.sql("FROM points WHERE feasible")]
+    (alone,) = run.robust(spreads, 5, machines=feasible[:1])
+    assert (alone["machine"], alone["share_on_front"]) == (feasible[0], 1.0)
+    assert [*run.robust(spreads, 5, machines=feasible)] == [*run.robust(spreads, 5)][: len(feasible)]
+
+
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
@@ -175,6 +196,10 @@ def test_robust_counts_the_samples_in_which_a_point_is_on_the_front(run: runs.Ru
         (
             "what_if({gbuf_pj: 2, sram_pj: 2})",
             "prices gbuf_pj and sram_pj have read_pj of a memory in common",
+        ),
+        (
+            "what_if({dram_pj: 2}, machines := ['a'])",
+            'what_if: machines := ["a"]: give numbers, such as machines := [17, 18] or machines := (SELECT ',
         ),
         ("robust({dram_pj: 0.2}, 0)", "robust: 0 samples; take 1 to 100,000"),
     ],

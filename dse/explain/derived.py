@@ -357,31 +357,22 @@ def nests_by_key(context: RunContext, keys: Collection[str]) -> dict[str, str]:
         return {key: context.nests[key] for key in keys}
 
 
-def stored_choices(context: RunContext) -> list[ChosenRow]:
-    """Returns all rows of the table chosen that the manifest names, of groups without damaged parts."""
+def stored_choices(context: RunContext) -> dict[str, pa.Table]:
+    """Returns, by workload, all rows of the table chosen that the manifest names, of groups without damaged
+    parts; a row per machine, ascending.
+    """
     manifest, faulty_groups = folder.verified_parts(context.root)
-    proofs = ("places", "gaps", "spaces")
-    found = []
-    for group in manifest.groups:
-        for part in group.parts if group.name not in faulty_groups else ():
-            if part.table == "chosen":
-                path = context.root / folder.part_path(part.table, group.name)
-                rows = pq.read_table(path, page_checksum_verification=True)
-                own = sorted(
-                    (name for name in rows.column_names if name.startswith("mapping_")),
-                    key=lambda name: int(name.removeprefix("mapping_")),
-                )
-                found += [
-                    ChosenRow(
-                        row["machine"],
-                        row["workload"],
-                        [key for name in own if (key := row[name]) is not None],
-                        row["space"] or "",
-                        *(row[name] or () for name in proofs),
-                    )
-                    for row in rows.to_pylist()
-                ]
-    return found
+    paths = [
+        context.root / folder.part_path(part.table, group.name)
+        for group in manifest.groups
+        for part in (group.parts if group.name not in faulty_groups else ())
+        if part.table == "chosen"
+    ]
+    parts = [pq.read_table(path, page_checksum_verification=True) for path in paths]
+    if not parts:
+        return {}
+    rows = pa.concat_tables(parts, promote_options="permissive").sort_by("machine").combine_chunks()
+    return {name: rows.filter(pc.equal(rows["workload"], name)) for name in context.groups}
 
 
 def _read_nests(context: RunContext, keys: Collection[str]) -> None:

@@ -58,8 +58,12 @@ def functions(study: Study, compute: Compute) -> list[Function]:
         ("einsums_of", proof_types, _struct("einsums", [*EINSUMS_FIELDS, *MACHINE_FIELDS])),
         ("workload_of", proof_types, _struct("workload_costs", [*WORKLOADS_FIELDS, *MACHINE_FIELDS])),
         ("levels_of", ("BIGINT",), _struct("prices", PRICES_FIELDS)),
-        ("what_if_of", ("VARCHAR",), _what_if_struct(study)),
-        ("robust_of", ("VARCHAR", "BIGINT", "BIGINT"), "STRUCT(machine BIGINT, share_on_front DOUBLE)[]"),
+        ("what_if_of", ("VARCHAR", "VARCHAR"), _what_if_struct(study)),
+        (
+            "robust_of",
+            ("VARCHAR", "BIGINT", "BIGINT", "VARCHAR"),
+            "STRUCT(machine BIGINT, share_on_front DOUBLE)[]",
+        ),
     ]
     return [
         *(

@@ -10,16 +10,18 @@ searches of the run proved at theirs (`anchors`), and by the lower bounds of all
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dse.explain.derived import ChosenRow, RunContext, nests_by_key, stored_choices
+from dse.explain.derived import RunContext, nests_by_key, stored_choices
 from dse.explain.functions import point_columns
 from dse.mapping.nest import parse
 from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, einsum_cost
@@ -42,7 +44,7 @@ from hw.arch import Arch, Compute, Level, Memory, fields_of
 from hw.columns import Columns, Table, concatenated, group_equal_rows
 from hw.component import closest_name
 from hw.space import decode
-from workloads.arrays import Floats, Ints
+from workloads.arrays import Bools, Floats, Ints
 from workloads.graph import Unique
 
 MAX_MACHINES = 4096  # machines that are priced together, at most
@@ -77,9 +79,11 @@ class Group:
     """n machines of one family, with what the run knows for them."""
 
     machines: Ints
+    is_asked: Bools  # [n] of the machines; the others bound their costs (`_einsum_bounds`)
+    anchors: Ints  # indices of these others, and of those that do both
     columns: Columns  # of the machines, at the run's prices
     first: Arch
-    rows: list[list[ChosenRow]]  # per workload, of each machine
+    rows: list[pa.Table]  # per workload, rows of the table chosen, of each machine
     choices: list[list[Choices]]  # per workload, of each distinct einsum
 
 
@@ -93,7 +97,7 @@ class Repriced:
 
     def points(self, factors: Floats) -> dict[str, NDArray[Any]]:
         """Returns the columns of the table points that costs decide, and `machine` and `remapped`, how many
-        distinct einsums get another mapping; a row per machine, ascending. factors: [C].
+        distinct einsums get another mapping; a row per machine asked for, ascending. factors: [C].
         """
         study, parts = self.context.study, []
         for group in self.groups:
@@ -108,7 +112,8 @@ class Repriced:
                 for own, bests in zip(group.choices, picked, strict=True)
                 for one, best in zip(own, bests, strict=True)
             )
-            parts.append(columns | {"machine": group.machines, "remapped": np.asarray(remapped)})
+            columns |= {"machine": group.machines, "remapped": np.asarray(remapped)}
+            parts.append({name: column[group.is_asked] for name, column in columns.items()})
         if not parts:
             return {}
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -116,9 +121,10 @@ class Repriced:
         return {name: column[order] for name, column in joined.items()}
 
 
-def repriced(context: RunContext, names: Sequence[str]) -> Repriced:
+def repriced(context: RunContext, names: Sequence[str], asked: Collection[int] | None = None) -> Repriced:
     """Returns the machines of the run that have a schedule, with all mappings of the run priced on them.
-    names: prices that will change (`price_columns`). Raises ValueError in one line.
+    names: prices that will change (`price_columns`); asked: of these machines alone, which changes no row
+    (None: all). Raises ValueError in one line.
     """
     if line := _refusal(context.study):
         raise ValueError(line)
@@ -129,16 +135,22 @@ def repriced(context: RunContext, names: Sequence[str]) -> Repriced:
                 raise ValueError(
                     f"prices {other} and {name} have {one[0]} of a memory in common; leave one out"
                 )
-    by_machine: dict[int, dict[str, ChosenRow]] = {}
-    for row in stored_choices(context):
-        by_machine.setdefault(row.machine, {})[row.workload] = row
-    numbers = np.array(sorted(by_machine), np.int64)
+    stored = stored_choices(context)
+    numbers = np.asarray(next(iter(stored.values()))["machine"]) if stored else np.zeros(0, np.int64)
     groups, costs = list[Group](), dict[str, dict[tuple[str, str], EinsumCost]]()
-    for machines, columns, first in _families(context.study, numbers):
-        own = [[by_machine[m][name] for m in machines.tolist()] for name in context.groups]
+    for all_machines, all_columns, first in _families(context.study, numbers):
+        is_asked = np.isin(all_machines, [*asked]) if asked is not None else all_machines >= 0
+        if not is_asked.any():
+            continue
+        anchors = np.unique(np.linspace(0, len(all_machines) - 1, MAX_ANCHORS).astype(int))
+        kept = np.union1d(np.flatnonzero(is_asked), anchors)
+        machines, columns = all_machines[kept], all_columns.take(kept)
+        known = [rows.take(np.searchsorted(numbers, all_machines)) for rows in stored.values()]
         of_family = costs.setdefault(str(first.family()), {})
-        choices = _choices(context, machines, columns, first, own, names, of_family)
-        groups.append(Group(machines, columns, first, own, choices))
+        choices = _choices(context, machines, columns, first, known, kept, names, of_family)
+        own = [rows.take(kept) for rows in known]
+        at = np.searchsorted(kept, anchors)
+        groups.append(Group(machines, is_asked[kept], at, columns, first, own, choices))
     return Repriced(context, tuple(names), groups)
 
 
@@ -233,12 +245,14 @@ def _choices(
     machines: Ints,
     columns: Columns,
     first: Arch,
-    rows: Sequence[Sequence[ChosenRow]],
+    known: Sequence[pa.Table],
+    kept: Ints,
     names: Sequence[str],
     costs: dict[tuple[str, str], EinsumCost],
 ) -> list[list[Choices]]:
     """Returns the mappings of each workload's distinct einsums on these machines.
 
+    known: per workload, rows of the table chosen of machines of the family; kept: the rows of these machines
     costs: of mappings that were evaluated before on machines of the family, by keys of einsum and mapping
     """
     zeros, found = dict.fromkeys(names, 0.0), []
@@ -247,14 +261,15 @@ def _choices(
         _batch(first, _scaled(context.study, machines, columns, zeros | dict.fromkeys(kept, 1.0)))
         for kept in ((), *((name,) for name in names))
     ]
-    for own, uniques in zip(rows, context.groups.values(), strict=True):
-        texts = nests_by_key(context, {key for row in own for key in row.keys})
-        found.append(
-            [
-                _on(whole, batches, unique, [row.keys[i] for row in own], texts, len(uniques) == 1, costs)
-                for i, unique in enumerate(uniques)
-            ]
-        )
+    for rows, uniques in zip(known, context.groups.values(), strict=True):
+        keys = [rows[studies.mapping_column(i)].to_pylist() for i in range(len(uniques))]
+        texts = nests_by_key(context, set(chain.from_iterable(keys)))
+        choices = list[Choices]()
+        for unique, column in zip(uniques, keys, strict=True):
+            known_keys, own = np.unique(column, return_inverse=True)
+            nests = {key: texts[key] for key in known_keys.tolist()}
+            choices.append(_on(whole, batches, unique, nests, own[kept], len(uniques) == 1, costs))
+        found.append(choices)
     return found
 
 
@@ -262,21 +277,21 @@ def _on(
     whole: MachineBatch,
     batches: Sequence[MachineBatch],
     unique: Unique,
-    own: Sequence[str],
-    texts: Mapping[str, str],
+    nests: Mapping[str, str],
+    own: Ints,
     is_single: bool,
     costs: dict[tuple[str, str], EinsumCost],
 ) -> Choices:
     """Returns mappings of one einsum on the machines of a batch.
 
     whole: at the run's prices; batches: without those that change, and with each of them alone
-    own: key of the run's choice on each machine
+    nests: texts of the mappings by key
+    own: the run's choice of these on each machine
     """
     e, by_rate = unique.einsum, whole.by_rate.group_of
     pj, cycles, intervals = [], [], []
-    number = {key: i for i, key in enumerate(sorted(set(own)))}
-    for key in number:
-        mapping = parse(texts[key])
+    for key, text in nests.items():
+        mapping = parse(text)
         if (cost := costs.get((unique.key, key))) is None:
             found = einsum_cost(Problem(whole.largest, e, "energy"), mapping)
             assert isinstance(found, EinsumCost)  # it fits machines of the run
@@ -289,11 +304,7 @@ def _on(
         cycles.append(on_whole.cycles[by_rate])
         intervals.append(initiation_intervals_on(whole, e, cost)[by_rate] if is_single else cycles[-1])
     return Choices(
-        unique.occurrences,
-        np.array([number[key] for key in own]),
-        np.array(pj).transpose(1, 0, 2),
-        np.array(cycles),
-        np.array(intervals),
+        unique.occurrences, own, np.array(pj).transpose(1, 0, 2), np.array(cycles), np.array(intervals)
     )
 
 
@@ -311,7 +322,7 @@ def _cost(own: Sequence[Choices], best: Sequence[Ints], factors: Floats, clock_g
 def _einsum_bounds(context: RunContext, group: Group, workload: int, factors: Mapping[str, float]) -> Floats:
     """Returns [n], a lower bound of a workload's energy at these factors of prices: with any mappings, and
     with those of the searched space by what the run proved at its own prices, on the machine itself and on
-    MAX_ANCHORS others.
+    the anchors of its group.
     """
     uniques, n = [*context.groups.values()][workload], len(group.machines)
     both = _batch(
@@ -334,33 +345,39 @@ def _einsum_bounds(context: RunContext, group: Group, workload: int, factors: Ma
         )
         at_new_prices = (no_less * proven_pj + least_left) * (1 - ROUNDING_GAP)
         bound_pj[i, new] = np.maximum(bound_pj[i, new], np.where(proven_pj > 0, at_new_prices, 0.0))
-        for j in np.unique(np.linspace(0, n - 1, MAX_ANCHORS).astype(int)).tolist():
+        for j in group.anchors.tolist():
             if proven_pj[j] > 0:
                 sizes = both.capacity_bits[j], both.pes[j]
                 anchors = with_anchor(anchors, i, j, prices.leak_pj[j], proven_pj[j], *sizes)
     seen = np.zeros(bound_pj.shape, np.int64)
-    for j in new.tolist():
+    for j in new[group.is_asked].tolist():
         raise_bounds(j, anchors, prices, seen, bound_pj)
     return np.array([unique.occurrences for unique in uniques]) @ bound_pj[:, n:]
 
 
-def _gaps(rows: Sequence[ChosenRow], einsums: int) -> Floats:
-    """Returns [E, n] the optimality gap of each einsum on each machine; inf where nothing is proven."""
-    gaps = np.empty((einsums, len(rows)))
-    for j, row in enumerate(rows):
-        gaps[:, j] = 0.0 if row.space else inf
-        for i, gap, space in zip(row.einsum_indices, row.gaps, row.spaces, strict=True):
-            gaps[i, j] = gap if space else inf
+def _gaps(rows: pa.Table, einsums: int) -> Floats:
+    """Returns [E, n] the optimality gap of each einsum on each machine; inf where nothing is proven.
+    rows: of the table chosen.
+    """
+    is_proven = np.asarray(pc.not_equal(pc.fill_null(rows["space"], ""), ""))
+    gaps = np.tile(np.where(is_proven, 0.0, inf), (einsums, 1))
+    of_machine = np.asarray(pc.list_parent_indices(rows["places"]))
+    places, own_gaps, spaces = (pc.list_flatten(rows[name]) for name in ("places", "gaps", "spaces"))
+    has_space = np.asarray(pc.not_equal(spaces, ""))
+    gaps[np.asarray(places), of_machine] = np.where(has_space, np.asarray(own_gaps), inf)
     return gaps
 
 
-def what_if(context: RunContext, factors: Mapping[str, float]) -> dict[str, NDArray[Any]]:
-    """Returns the columns of `points` with prices multiplied by factors, a row per machine with a schedule;
+def what_if(
+    context: RunContext, factors: Mapping[str, float], asked: Collection[int] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Returns the columns of `points` with prices multiplied by factors, a row per machine with a schedule
+    (asked: of these machines alone; None: of all);
     `remapped`: how many distinct einsums got another mapping; `optimality_gap`: by which share at most a
     search at these prices finds less energy in the space that the run searched. Raises ValueError.
     """
     _check_numbers("what_if", factors, "a factor, such as 0.5, of at least 0", 0.0)
-    run, own = repriced(context, [*factors]), np.array([*factors.values()])
+    run, own = repriced(context, [*factors], asked), np.array([*factors.values()])
     columns, weights = run.points(own), context.study.weights()
     bounds = dict[int, float]()
     for group in run.groups:
@@ -377,16 +394,21 @@ def what_if(context: RunContext, factors: Mapping[str, float]) -> dict[str, NDAr
 
 
 def robust(
-    context: RunContext, spreads: Mapping[str, float], samples: int, seed: int
+    context: RunContext,
+    spreads: Mapping[str, float],
+    samples: int,
+    seed: int,
+    asked: Collection[int] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Returns `machine` and `share_on_front`: of samples of prices, the share in which the machine's point is
-    on the front of the run, mappings chosen again. A sample multiplies each price by (1 + spread) ** z, with
-    z of a standard normal distribution: two thirds of the factors are within 1 + spread. Raises ValueError.
+    on the front of the run (asked: of these machines alone; None: of all), mappings chosen again. A sample
+    multiplies each price by (1 + spread) ** z, with z of a standard normal distribution: two thirds of the
+    factors are within 1 + spread. Raises ValueError.
     """
     _check_numbers("robust", spreads, "a share, such as 0.2, of at least 0", 0.0)
     if not 1 <= samples <= MAX_SAMPLES:
         raise ValueError(f"robust: {samples} samples; take 1 to {MAX_SAMPLES:,}")
-    run, objectives = repriced(context, [*spreads]), context.study.objectives
+    run, objectives = repriced(context, [*spreads], asked), context.study.objectives
     z = np.random.default_rng(seed).standard_normal((samples, len(spreads)))
     on_front: Any = 0.0
     columns: dict[str, NDArray[Any]] = {}
@@ -400,17 +422,37 @@ def robust(
     return {"machine": columns["machine"], "share_on_front": on_front / samples} if columns else {}
 
 
-def _what_if_rows(context: RunContext, changes: Any) -> pa.Array:
-    """Returns, per JSON text of factors, the list of rows of the macro what_if."""
+def _what_if_rows(context: RunContext, changes: Any, machines: Any) -> pa.Array:
+    """Returns, per JSON texts of factors and machines, the list of rows of the macro what_if."""
     names = ["machine", "remapped", "feasible", "optimality_gap", *point_columns(context.study)]
-    return _lists([what_if(context, _numbers("what_if", text)) for text in changes.to_pylist()], names)
+    found = [
+        what_if(context, _numbers("what_if", text), _asked("what_if", own))
+        for text, own in zip(changes.to_pylist(), machines.to_pylist(), strict=True)
+    ]
+    return _lists(found, names)
 
 
-def _robust_rows(context: RunContext, changes: Any, samples: Any, seeds: Any) -> pa.Array:
-    """Returns, per JSON text of spreads, the list of rows of the macro robust."""
-    asked = zip(changes.to_pylist(), samples.to_pylist(), seeds.to_pylist(), strict=True)
-    found = [robust(context, _numbers("robust", text), count, seed) for text, count, seed in asked]
+def _robust_rows(context: RunContext, changes: Any, samples: Any, seeds: Any, machines: Any) -> pa.Array:
+    """Returns, per JSON texts of spreads and machines, the list of rows of the macro robust."""
+    calls = zip(*(one.to_pylist() for one in (changes, samples, seeds, machines)), strict=True)
+    found = [
+        robust(context, _numbers("robust", text), count, seed, _asked("robust", own))
+        for text, count, seed, own in calls
+    ]
     return _lists(found, ["machine", "share_on_front"])
+
+
+def _asked(what: str, text: str) -> list[int] | None:
+    """Returns the machines of the argument `machines` of a macro; None: all."""
+    found = json.loads(text)
+    if found == "all":
+        return None
+    if not isinstance(found, list) or not all(type(one) is int for one in found):
+        raise ValueError(
+            f"{what}: machines := {text}: give numbers, such as machines := [17, 18] or machines := "
+            "(SELECT list(machine) FROM designs WHERE ...)"
+        )
+    return found
 
 
 def _numbers(what: str, text: str) -> dict[str, float]:
@@ -422,7 +464,10 @@ def _numbers(what: str, text: str) -> dict[str, float]:
 
 def _lists(tables: Sequence[Mapping[str, NDArray[Any]]], names: Sequence[str]) -> pa.Array:
     """Returns a list of structures per table, one for each row."""
-    arrays = [pa.array(np.concatenate([np.asarray(one[name]) for one in tables if one])) for name in names]
+    kinds = {"machine": np.int64, "remapped": np.int64, "feasible": np.bool_}
+    no_row: dict[str, NDArray[Any]] = {name: np.zeros(0, kinds.get(name, np.float64)) for name in names}
+    found = [no_row, *(one for one in tables if one)]
+    arrays = [pa.array(np.concatenate([np.asarray(one[name]) for one in found])) for name in names]
     offsets = np.cumsum([0, *(len(one["machine"]) if one else 0 for one in tables)])
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()), pa.StructArray.from_arrays(arrays, names=list(names))

@@ -317,7 +317,7 @@ def _cache(args: argparse.Namespace) -> int:
 
 
 def _print_facts(facts: dict[str, Any], form: str) -> None:
-    tables.print_json(facts) if form == "json" else print(tables.facts(facts, width=tables.terminal_width()))
+    tables.print_json(facts) if form == "json" else print(tables.facts(facts, width=tables.facts_width()))
 
 
 def _pareto(args: argparse.Namespace) -> int:

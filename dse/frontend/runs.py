@@ -266,18 +266,26 @@ class Run:
         )
         return float(rows[0]["hypervolume"] or 0.0)
 
-    def what_if(self, factors: Mapping[str, float]) -> Answer:
+    def what_if(self, factors: Mapping[str, float], machines: Sequence[int] | None = None) -> Answer:
         """Returns the points at other prices, each multiplied by a factor, with the mapping of each einsum
-        chosen again among all of the run (docs/sql.md, 16). factors: {"dram_pj": 0.5}. Raises ValueError.
+        chosen again among all of the run (docs/sql.md, 16). factors: {"dram_pj": 0.5}; machines: of these
+        alone (None: of all). Raises ValueError.
         """
-        return self.sql(f"FROM what_if({_struct(factors)}) ORDER BY machine")
+        return self.sql(f"FROM what_if({_struct(factors)}{_machines(machines)}) ORDER BY machine")
 
-    def robust(self, spreads: Mapping[str, float], samples: int = 100, seed: int = 0) -> Answer:
+    def robust(
+        self,
+        spreads: Mapping[str, float],
+        samples: int = 100,
+        seed: int = 0,
+        machines: Sequence[int] | None = None,
+    ) -> Answer:
         """Returns for each point the share of samples of prices in which it is on the front, mappings chosen
         again, then its row of `designs`; the largest share first. spreads: {"dram_pj": 0.2} multiplies the
-        price by 1.2 ** z, z of a standard normal distribution. Raises ValueError.
+        price by 1.2 ** z, z of a standard normal distribution; machines: on the front of these alone (None:
+        of all). Raises ValueError.
         """
-        asked = f"{_struct(spreads)}, {int(samples)}, seed := {int(seed)}"
+        asked = f"{_struct(spreads)}, {int(samples)}, seed := {int(seed)}{_machines(machines)}"
         return self.sql(f"FROM robust({asked}) ORDER BY share_on_front DESC, machine")
 
     def axis_hints(self) -> list[str]:
@@ -804,6 +812,11 @@ def _struct(numbers: Mapping[str, float]) -> str:
         raise ValueError('no price is given; write {"dram_pj": 0.5}')
     names = [(name.replace("'", "''"), float(number)) for name, number in numbers.items()]
     return "{" + ", ".join(f"'{name}': {number!r}::DOUBLE" for name, number in names) + "}"
+
+
+def _machines(machines: Sequence[int] | None) -> str:
+    """Returns the argument `machines` of a macro of SQL; "": all machines."""
+    return "" if machines is None else f", machines := {[int(one) for one in machines]}"
 
 
 def _quote(key: str, value: Any) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 import sys
@@ -36,6 +37,14 @@ NAME_CELL = re.compile(r"[\w.:=,/-]*")  # a cell without blanks is a name and is
 def terminal_width() -> int:
     """Returns the columns of the terminal; WIDE where standard output is no terminal."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else WIDE
+
+
+def facts_width() -> int:
+    """Returns the width of names and values, a line each: that of the terminal; in a pipe $COLUMNS if it is
+    set (`watch` does), else WIDE. No column is left out.
+    """
+    is_set = os.environ.get("COLUMNS", "").isdecimal()
+    return shutil.get_terminal_size((80, 24)).columns if is_set else terminal_width()
 
 
 def screen_lines(shows_all: bool = False) -> int | None:
