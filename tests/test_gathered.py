@@ -17,13 +17,14 @@ import scipy.sparse
 
 from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
 from dse.mapper.exact.optimal import optimal
-from dse.mapping.nest import Store
+from dse.mapping.nest import Mapping, Store
 from dse.sim.counts.counts import count
 from dse.sim.counts.terms import gathered, gathers
 from dse.sim.einsum import bounds
+from dse.sim.einsum.boundary import Boundary
 from dse.sim.einsum.evaluate import Infeasible, Problem, einsum_cost, objective_value
 from hw import machine
-from hw.arch import Arch
+from hw.arch import Arch, Fanout
 from tests.amount import amount
 from tests.gathering import KINDS, divides, matrix, product, walked
 from tests.nests import random_arch, random_mapping
@@ -61,6 +62,8 @@ def test_counts_are_those_of_a_walk_over_the_nonzeros(kind: str, seed: int) -> N
 def test_no_mapping_costs_more_than_by_counts_alone_nor_less_than_the_bound(seed: int) -> None:
     rng = Random(seed)
     a = matrix(rng.choice(KINDS), rng.randint(4, 20), seed, width=3)
+    if seed % 3 == 0:
+        a[:, : len(a) // 3] = False  # columns that nothing reads
     e, plain = product(a, 3), product(a, 3, known=False)
     arch = arch_for(rng)
     mapping = random_mapping(rng, e, arch)
@@ -70,8 +73,30 @@ def test_no_mapping_costs_more_than_by_counts_alone_nor_less_than_the_bound(seed
     energy, cycles = bounds.lower_bounds([e], arch)[0]
     assert energy <= cost.energy_pj * (1 + 1e-9)
     assert cycles <= cost.latency_cycles * (1 + 1e-9)
-    whole = einsum_cost(Problem(arch, e, "energy"), replace(mapping, whole_tiles=True))
-    assert (whole.energy_pj, whole.latency_cycles) == (before.energy_pj, before.latency_cycles)
+    segment = Boundary(outer=tuple(Store(arch.levels[0].name, p.tensor) for p in e.tensors()), branched=True)
+    inner = replace(mapping, nodes=tuple(node for node in mapping.nodes if node not in segment.outer))
+    assert costs_alike(arch, e, plain, segment, inner)
+    reserved = einsum_cost(Problem(arch, e, "energy", Boundary(reserved_bits=(("L1", 8),))), mapping)
+    assert (reserved.energy_pj, reserved.latency_cycles) == (cost.energy_pj, cost.latency_cycles)
+
+
+def costs_alike(arch: Arch, e: Einsum, plain: Einsum, around: Boundary, mapping: Mapping) -> bool:
+    own, other = (einsum_cost(Problem(arch, one, "energy", around), mapping) for one in (e, plain))
+    return (own.energy_pj, own.latency_cycles) == (other.energy_pj, other.latency_cycles)
+
+
+@pytest.mark.parametrize("seed", range(amount(40, 8)))
+def test_where_tiles_are_whole_the_search_takes_them_to_be(seed: int) -> None:
+    rng = Random(seed)
+    a = matrix(KINDS[seed % len(KINDS)], rng.choice([6, 8, 12]), seed, width=3)
+    arch = arch_of(rng, "array", 2)
+    arch = replace(arch, fanouts=(Fanout("pes", 1, (("x", 2), ("y", 2)), (True, True), (True, True), "os"),))
+    own, plain = (
+        optimal(Problem(arch, product(a, 2, known), "energy"), "perfect") for known in (True, False)
+    )
+    assert isinstance(own, Infeasible) == isinstance(plain, Infeasible)
+    if not isinstance(own, Infeasible):
+        assert (own[0].energy_pj, own[0].optimality_gap) == (plain[0].energy_pj, plain[0].optimality_gap)
 
 
 @pytest.mark.parametrize("seed", range(amount(800, 20)))
