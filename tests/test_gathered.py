@@ -17,6 +17,7 @@ import scipy.sparse
 
 from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
 from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import Exposed, search
 from dse.mapping.nest import Mapping, Store
 from dse.sim.counts.counts import count
 from dse.sim.counts.terms import gathered, gathers
@@ -170,3 +171,38 @@ def test_tiles_are_whole_where_parts_are_not_counted() -> None:
     transposed = einsum("Y[k,n] += A[m,k] * X[m,n]", e.sizes(), **csr("A", 0.2))
     a = replace(transposed.inputs[0], tile_columns=e.inputs[0].tile_columns)
     assert gathered(replace(transposed, inputs=(a, transposed.inputs[1]))) is None
+
+
+@pytest.mark.parametrize("exposed", ["least", "ends"])
+@pytest.mark.parametrize("seed", range(amount(320, 8)))
+def test_the_search_counts_no_more_than_the_evaluator(exposed: Exposed, seed: int) -> None:
+    """Energy to the last digit, where nothing leaks; cycles, at most as many."""
+    rng = Random(seed)
+    a = matrix(KINDS[seed % len(KINDS)], rng.choice([8, 12, 16]), seed, rng.choice([3, 6]))
+    arch = arch_of(rng, "array", 2)
+    pes = Fanout("pes", rng.choice([1, 2]), (("x", 4),), (rng.random() < 0.5,), (True,))
+    levels = tuple(
+        replace(level, double_buffer=v > 0 and rng.random() < 0.5) for v, level in enumerate(arch.levels)
+    )
+    arch = replace(
+        arch,
+        levels=levels,
+        fanouts=(pes,),
+        compute=replace(arch.compute, leak_mw=0.0),
+        overlap=rng.choice(["free", "buffered"]),
+    )
+    problem = Problem(arch, product(a, 2), rng.choice(["energy", "latency"]))
+    found = search(problem, "perfect", exposed=exposed)
+    if found.mapping is None:
+        pytest.skip("no mapping fits")
+    cost = einsum_cost(problem, found.mapping)
+    assert found.cycles <= cost.latency_cycles * (1 + 1e-9)
+    if problem.objective == "energy":
+        assert found.lower_bound == pytest.approx(cost.energy_pj, rel=1e-9)
+
+
+def test_the_least_that_moves_of_an_operand_is_its_columns_with_a_nonzero() -> None:
+    a = matrix("banded", 12, 0)
+    a[:, :5] = False
+    e = product(a, 3)
+    assert bounds.words(e.inputs[1], e, 32) == pytest.approx(3 * a.any(axis=0).sum())
