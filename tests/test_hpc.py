@@ -358,11 +358,9 @@ def test_names_and_files_agree(tmp_path: Path) -> None:
     path = written(tmp_path / "grid.mtx", a, symmetry="symmetric")
     for solver in ("cg", "bicgstab", "gmres"):
         w = catalog.load(f"{path}:solver={solver},n=2")
-        assert (
-            w.einsums
-            == catalog.load(f"{solver}:matrix={path},n=2").einsums
-            == catalog.load(f"{solver}:rows=49,nnz=217,n=2").einsums
-        )
+        assert w.einsums == catalog.load(f"{solver}:matrix={path},n=2").einsums
+        by_counts = catalog.load(f"{solver}:rows=49,nnz=217,n=2").einsums
+        assert tuple(e.without_pattern() for e in w.einsums) == by_counts
 
 
 def test_ten_million_entries(tmp_path: Path) -> None:

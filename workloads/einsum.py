@@ -11,11 +11,13 @@ import difflib
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, prod
 from typing import Any
+
+import numpy as np
 
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
@@ -90,6 +92,27 @@ class Dim:
 
 
 @dataclass(frozen=True, slots=True)
+class TileColumns:
+    """Distinct columns that tiles of whole rows of a sparse matrix have a nonzero in, in the mean over all
+    tiles of a size: the rows of a dense operand that one such tile reads. Counted in
+    `workloads.sparsity.tile_columns`.
+    """
+
+    rows: int
+    columns: int
+    digest: str  # of all fields: equal digests, equal values
+    sizes: tuple[int, ...] = field(compare=False, repr=False)  # rows of a tile, ascending, from 1 to `rows`
+    means: tuple[float, ...] = field(compare=False, repr=False)  # of each size
+
+    def mean(self, tile_rows: Any) -> Any:
+        """Returns the distinct columns of a tile of so many rows (a number, or an array of them): as counted
+        where `sizes` has them, which is wherever tiles divide the rows, else on the line between the sizes
+        beside it.
+        """
+        return np.interp(tile_rows, (0, *self.sizes), (0.0, *self.means))
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
     """How an einsum reads or writes one tensor. A scalar is a tensor of one element at a constant index, so
     that every tensor has a dimension.
@@ -104,10 +127,13 @@ class Projection:
     index_bits: int = 0
     # csr: width of a row pointer; 0: the minimum for its nonzeros. Same in every tile; dense: 0
     pointer_bits: int = 0
+    tile_columns: TileColumns | None = None  # csr: of its matrix, where that was read; else None
 
     def __post_init__(self) -> None:
         if not self.dims:
             object.__setattr__(self, "dims", (Dim((), 0, 1),))
+        if self.format != "csr":
+            object.__setattr__(self, "tile_columns", None)
         index, pointer = min_csr_widths(self) if self.format == "csr" else (0, 0)
         object.__setattr__(self, "index_bits", (self.index_bits or index) if index else 0)
         object.__setattr__(self, "pointer_bits", (self.pointer_bits or pointer) if pointer else 0)
@@ -231,6 +257,14 @@ class Einsum:
         dims = self.output.dims[int(axis[1]) if axis else BY_ROW[kind] :] if kind in BY_ROW else ()
         return frozenset(rank for d in dims for rank in d.ranks())
 
+    def without_pattern(self) -> Einsum:
+        """Returns the einsum without what is known of the places of nonzeros: all that is read of a dense
+        operand is then whole tiles.
+        """
+        if not any(p.tile_columns for p in self.inputs):
+            return self
+        return self.map_projections(lambda p: replace(p, tile_columns=None))
+
     def points(self) -> int:
         """Returns the iterations of the whole loop nest, padded positions included."""
         return prod(n for _, n in self.extents)
@@ -244,13 +278,20 @@ class Einsum:
         return round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points())))
 
 
-def csr(tensor: str, density: float, index_bits: int = 0, pointer_bits: int = 0) -> dict[str, Any]:
+def csr(
+    tensor: str,
+    density: float,
+    index_bits: int = 0,
+    pointer_bits: int = 0,
+    tile_columns: TileColumns | None = None,
+) -> dict[str, Any]:
     """Returns arguments of `einsum` for a compressed tensor. Widths of 0: the minimum (`min_csr_widths`)."""
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
     return {
         "density": {tensor: density},
         "format": {tensor: "csr"},
         **{what: {tensor: n} for what, n in widths.items() if n},
+        **({"tile_columns": {tensor: tile_columns}} if tile_columns else {}),
     }
 
 
@@ -265,6 +306,7 @@ def einsum(
     format: Mapping[str, str] | None = None,
     index_bits: Mapping[str, int] | None = None,
     pointer_bits: Mapping[str, int] | None = None,
+    tile_columns: Mapping[str, TileColumns] | None = None,
 ) -> Einsum:
     """Parses one einsum.
 
@@ -272,7 +314,7 @@ def einsum(
     sizes: tensor -> stored shape, where padding or cropping makes it differ from the hull of its indices (the
         default)
     bits, density, format: by tensor
-    index_bits, pointer_bits: by csr tensor
+    index_bits, pointer_bits, tile_columns: by csr tensor
 
     Raises WorkloadError with the text, the fault and the fix in one line.
     >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 2, "k": 3}).macs()
@@ -285,6 +327,7 @@ def einsum(
         "format": format or {},
         "index_bits": index_bits or {},
         "pointer_bits": pointer_bits or {},
+        "tile_columns": tile_columns or {},
     }
     try:
         return _parsed(text, extents, name, given)
@@ -480,7 +523,8 @@ def canonical_key(e: Einsum) -> str:
                 terms.append(f"{c}*{short}")
             dims.append(f"{'+'.join(terms)}{d.offset:+d}/{d.size}")
         widths = f"|{p.index_bits}|{p.pointer_bits}" if p.format == "csr" else ""
-        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}{widths}")
+        pattern = f"|{p.tile_columns.digest}" if p.tile_columns else ""
+        parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}{widths}{pattern}")
     return hashlib.sha256(";".join(parts).encode()).hexdigest()[:16]
 
 

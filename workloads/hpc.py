@@ -15,7 +15,8 @@ from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, e
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.loops import Form
-from workloads.matrix import MATRICES, SUFFIXES, Matrix, is_matrix_file, read_matrix
+from workloads.matrix import MATRICES, SUFFIXES, Matrix, is_matrix_file, read_pattern
+from workloads.sparsity import tile_columns
 
 Line = tuple[str, str]  # name and text of an einsum
 
@@ -317,7 +318,7 @@ def _solver(
         {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n},
         1 if form == "periodic" else iterations,
     )
-    sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths)
+    sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths, a.tile_columns)
     found = [
         squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {})))
         for t in range(steps)
@@ -350,7 +351,7 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
             matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in {', '.join(SUFFIXES)}"
         )
         raise WorkloadError(f"{name}: no matrix is named {matrix}; {hint}")
-    found = MATRICES.get(matrix) or read_matrix(matrix)
+    found = MATRICES.get(matrix) or _read(matrix)
     if found.rows != found.columns:
         raise WorkloadError(
             f"{matrix}: {found.rows} x {found.columns} is not square; {name} needs a square matrix"
@@ -360,3 +361,9 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
             f"{matrix}: complex entries; einsums count real words: write the real system of twice the size"
         )
     return found
+
+
+def _read(path: str) -> Matrix:
+    """Returns the matrix of a file, with the distinct columns of its tiles of rows."""
+    p = read_pattern(path)
+    return Matrix(p.name, p.rows, p.columns, len(p.places), p.is_complex, tile_columns(p))

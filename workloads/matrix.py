@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from workloads.arrays import Bools, Ints
-from workloads.einsum import WorkloadError
+from workloads.einsum import TileColumns, WorkloadError
 
 SUFFIXES = (".mtx", ".mtx.gz", ".npz")
 CHUNK = 1 << 22  # bytes read at a time, and the longest line
@@ -53,6 +53,7 @@ class Matrix:
     columns: int
     nnz: int  # both halves of a symmetric matrix are counted
     is_complex: bool = False
+    tile_columns: TileColumns | None = None  # None: only the counts are known
 
 
 @dataclass(frozen=True, slots=True)

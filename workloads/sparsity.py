@@ -5,12 +5,15 @@ many nonzeros spread evenly.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from workloads.arrays import Ints
+from workloads.einsum import TileColumns
 from workloads.matrix import Pattern, run_lengths, sorted_once
 
 TILES = tuple(4**i for i in range(2, 12))  # rows (and columns) of tiles, of which those are shown that cut
@@ -66,6 +69,30 @@ def distinct_columns(p: Pattern, tile_rows: int) -> Ints:
     one: the rows of a dense operand that the tile reads.
     """
     return _columns_per_tile(_tile_columns(p, tile_rows), p.columns)
+
+
+def tile_columns(p: Pattern) -> TileColumns:
+    """Returns the distinct columns of tiles of whole rows, for each number of rows that divides the rows, and
+    for powers of two. Where the last tile is smaller it is left out of the mean.
+
+    A tile has a column once: of the nonzeros of each column, from the top down, those count that are not in
+    the tile of the one before.
+    """
+    row, column = np.divmod(p.places, p.columns)
+    order = np.argsort(column, kind="stable")
+    row, column = row[order], column[order]
+    begins_column = np.append(True, column[1:] != column[:-1])
+    divisors = {d for i in range(1, isqrt(p.rows) + 1) if p.rows % i == 0 for d in (i, p.rows // i)}
+    sizes = tuple(sorted(divisors.union(1 << i for i in range(p.rows.bit_length()))))
+    means = []
+    for size in sizes:
+        tile = row // size
+        is_new = begins_column.copy()
+        is_new[1:] |= tile[1:] != tile[:-1]
+        whole_tiles = p.rows // size
+        means.append(int((is_new & (tile < whole_tiles)).sum()) / whole_tiles)
+    said = f"{p.rows} {p.columns} {sizes} {means}"
+    return TileColumns(p.rows, p.columns, hashlib.sha256(said.encode()).hexdigest()[:16], sizes, tuple(means))
 
 
 def nonempty_tiles(p: Pattern, tile_rows: int, tile_columns: int) -> int:

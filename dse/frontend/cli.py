@@ -1077,7 +1077,7 @@ def _print_sparsity(facts: dict[str, str], tiles: list[TileRow]) -> None:
         tables.print_table([name.replace("_", " ") for name in tiles[0]._fields], tiles)
         tables.print_line(
             "A tile of rows has all columns, other tiles as many columns as rows. evenly: expected of as "
-            "many nonzeros spread evenly, as the counts of mappings take them to be."
+            "many nonzeros spread evenly."
         )
 
 

@@ -100,6 +100,8 @@ class Mapping:
     # number of nodes at the beginning that are shared with other einsums of a segment; their tiles do not
     # sink below the loops of this einsum; 0: none
     fork: int = 0
+    # fills bring in whole tiles, whatever is known of a sparse operand's pattern (terms.gathered)
+    whole_tiles: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         return "\n".join(nest_lines(self))

@@ -33,6 +33,7 @@ from dse.mapper.exact.spatial import (
     SpatialUnrollings,
     TooMany,
     dims_and_groups,
+    gathered_mask,
     unrollings,
 )
 from dse.mapping.classes import rank_of
@@ -53,7 +54,16 @@ from dse.sim.counts.actions import (
 )
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import any_nonzero
-from dse.sim.counts.terms import MAX_LISTED, direct_elems, moves_in_lines, nonzero_share, sparse, unshared
+from dse.sim.counts.terms import (
+    MAX_LISTED,
+    direct_elems,
+    gathered,
+    gathers,
+    moves_in_lines,
+    nonzero_share,
+    sparse,
+    unshared,
+)
 from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout, FieldRole, slots
@@ -181,7 +191,7 @@ def search_on(
     lies below the goal, or no mapping, which proves that the goal is a lower bound. A goal that followed each
     better mapping would leave out more, but what it leaves out would depend on the order of the batch.
     """
-    problems = [replace(problem, arch=problem.arch.unbounded()) for problem in problems]
+    problems = [_searched(problem) for problem in problems]
     if _none_allowed(problems[0], constraints):
         return [SearchResult(None, 0, inf) for _ in problems]
     machines, machine_count = (
@@ -247,7 +257,7 @@ def search_below(
     nothing = SearchResult(None, 0, 0.0, ended=True)
     if not supports(problem.einsum, factors) or unrolling_count(problem, factors, constraints) == inf:
         return nothing
-    problem = replace(problem, arch=problem.arch.unbounded())
+    problem = _searched(problem)
     if _none_allowed(problem, constraints):
         return SearchResult(None, 0, cutoff)
     machines = _read_machines([problem], constraints, "least", NO_SPREADS, inf)
@@ -256,6 +266,15 @@ def search_below(
         machines, factors, constraints, budget, best, choices, 1 + gap, with_perfect=True
     )
     return SearchResult(nests[0], visited, float(min(left[0], best[0, 0])), ended=ended or visited > budget)
+
+
+def _searched(problem: Problem) -> Problem:
+    """The problem as it is searched: its outermost level holds all tensors, and where fills bring in whole
+    tiles nothing is known of patterns (`terms.gathered`).
+    """
+    arch, e = problem.arch.unbounded(), problem.einsum
+    is_gathered = gathers(arch) and not problem.boundary.needs_whole_tiles()
+    return replace(problem, arch=arch, einsum=e if is_gathered else e.without_pattern())
 
 
 def _none_allowed(problem: Problem, constraints: Constraints) -> bool:
@@ -614,6 +633,8 @@ def _tables(
     boundary_count = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
 
+    found = gathered(e)
+
     def unrolled_over(rank: str) -> tuple[FanoutDim, ...]:
         if rank in e.output.partial_ranks():
             return ()
@@ -628,6 +649,7 @@ def _tables(
             len(groups),
             factors,
             tuple((names.index(dim), least, most) for dim, own, least, most in trips if own == rank),
+            found.tile_columns if found and rank == found.rank else None,
         )
         for rank in ranks
     )
@@ -728,11 +750,15 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
     )
     span = np.concatenate([o.span + b for o, b in zip(rank_unrollings, base, strict=False)])
     last = np.repeat(span[..., 1].ravel() - 1, (span[..., 1] - span[..., 0]).ravel())
+    columns = max(o.pieces.shape[1] for o in rank_unrollings)
     return state.Pool(
         rank_start=first,
         span=span,
         size=np.concatenate([o.size for o in rank_unrollings]),
-        pieces=np.concatenate([o.pieces for o in rank_unrollings]),
+        # ranks by whose tiles nothing is gathered: the same in all columns of a mask (`gathered_mask`)
+        pieces=np.concatenate(
+            [np.tile(o.pieces, (1, columns // o.pieces.shape[1])) for o in rank_unrollings]
+        ),
         elems=np.concatenate([o.elems for o in rank_unrollings]),
         outer_tile=out,
         untiled=np.concatenate([o.untiled for o in rank_unrollings]),
@@ -1381,6 +1407,8 @@ def _link(
         else 0
     )
     link_spread = spread.get(tensors[x], NO_SPREAD) if line_bits and parent == 0 else NO_SPREAD
+    gather = gathered(e)
+    is_gathered = gather is not None and gather.tensor == tensors[x] and not compute
     double_buffered = not compute and levels[child].double_buffer
     child_waits = not compute and parts.exposed[child].begin < parts.exposed[child].drains_end
 
@@ -1412,7 +1440,10 @@ def _link(
         )
         moved_spread = link_spread if moved_line_bits else NO_SPREAD
         all_instances = Quantity(kind, x, position, merged, 0)
-        busiest = Quantity(kind, x, position, own_groups | merged, own_groups)
+        first_pes = own_groups | merged
+        if is_gathered:
+            first_pes = gathered_mask(own_groups, first_pes, len(groups))
+        busiest = Quantity(kind, x, position, first_pes, own_groups)
         stall_key = PartKey("drain" if kind == state.LAST_DRAINS else "fill", child, v, side)
         stall = (busiest, parts.index.get(stall_key, 0), cycles)
         if kind in (state.FIRST_FILLS, state.LAST_DRAINS):
@@ -1458,7 +1489,8 @@ def _link(
         else [(state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -1.0)]
     )
     skipped_reads = first_reads if output and levels[parent].skip_first_read else []
-    dense = double_buffered and child_waits and not csr
+    # of first fills of what is gathered no least number of words is known
+    dense = double_buffered and child_waits and not csr and not is_gathered
     filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
     for kind, scale in (*amounts, *skipped_reads, *filled):

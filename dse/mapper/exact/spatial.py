@@ -27,6 +27,7 @@ from dse.run.compiled import njit
 from dse.sim.fronts import undominated
 from hw.arch import Fanout
 from workloads.arrays import Bools, Floats, Ints
+from workloads.einsum import TileColumns
 
 UNROLLINGS = 1 << 18  # ways to unroll a rank, at most: tables of more take minutes and gigabytes
 MAX_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
@@ -149,12 +150,15 @@ def unrollings(
     groups: int,
     factors: Factors,
     trips_allowed: TripLimits = (),
+    tile_columns: TileColumns | None = None,
 ) -> SpatialUnrollings:
     """All options of a rank.
 
     dims: fan-out dimensions that may take the rank, by boundary.
     all_dims: how many dimensions the machine has.
     trips_allowed: limits of trips (constraints); a dimension that does not take the rank has one trip.
+    tile_columns: where the rank is the rows of an operand through which another is gathered
+        (`terms.gathered`): `pieces` are those of `_gathered_pieces`.
 
     Raises TooMany, or NoneAllowed.
     """
@@ -180,7 +184,7 @@ def unrollings(
             }
             for boundary_pes, factorizations in found.items()
         }
-    return _to_arrays(extent, boundaries, groups, found, dims)
+    return _to_arrays(extent, boundaries, groups, found, dims, tile_columns)
 
 
 def _factorizations(
@@ -264,6 +268,7 @@ def _to_arrays(
     groups: int,
     found: dict[tuple[FanoutBoundary, ...], set[Trips]],
     dims: Sequence[FanoutDim],
+    tile_columns: TileColumns | None,
 ) -> SpatialUnrollings:
     """The unrollings as arrays. dims: those that take the rank; the other ones have one trip."""
     keys, width = list(found), len(dims)
@@ -277,7 +282,12 @@ def _to_arrays(
     keyed, pes, keys = keyed[order], pes[order], [keys[o] for o in order.tolist()]
     span, size, out, untiled, cuts, owner, share = _tile_arrays(extent, keyed, groups)
     pieces, elems = np.empty((len(size), 1 << groups)), np.empty((len(size), 1 << groups))
-    _count_pieces(extent, cuts, owner, share, pieces, elems)
+    _count_pieces(extent, cuts, owner, share, np.ones(0), pieces, elems)
+    if tile_columns:
+        shares = tile_columns.mean(np.arange(extent + 1)) / tile_columns.columns
+        gathered, elems_of_pes = np.empty_like(pieces), np.empty_like(elems)
+        _count_pieces(extent, cuts, owner, share, shares, gathered, elems_of_pes)
+        pieces = _gathered_pieces(pieces, gathered, span, size, bool((extent % size == 0).all()))
     ways = [sorted(found[key]) for key in keys]
     trips = np.array([way for one in ways for way in one], np.int64)
     first = np.cumsum([0, *(len(one) for one in ways)])
@@ -302,6 +312,32 @@ def _to_arrays(
         cuts=cuts,
         rectangle_pes=rectangle_pes,
     )
+
+
+def gathered_mask(own: int, mask: int, groups: int) -> int:
+    """The column of `pieces` of a rank with `tile_columns` for a mask of groups, of which those in `own` are
+    outside of the level that is counted. PEs along the others share accesses.
+    """
+    return own << groups | mask
+
+
+def _gathered_pieces(pieces: Floats, gathered: Floats, span: Ints, size: Ints, is_exact: bool) -> Floats:
+    """Returns [n, M * M], by `gathered_mask`: how often a dense operand moves through a tile of the rows, as
+    `terms.passes_gathered` has it. gathered: as `pieces`, where a tile counts the share of its columns.
+
+    is_exact: all tiles divide the rows. Otherwise their shares are estimates, which may be larger for a
+    multiple of a tile. The search takes a larger tile to move no more, so such a one counts as the smaller
+    one does. That is less than the evaluator says, by which the answer is priced.
+    """
+    gathered = gathered.copy()
+    for begin, end in span.reshape(-1, 2).tolist() if not is_exact else ():
+        for i in range(begin + 1, end):
+            divides = begin + np.flatnonzero(size[i] % size[begin:i] == 0)
+            if divides.size:
+                np.minimum(gathered[i], gathered[divides].min(axis=0), out=gathered[i])
+    both = np.minimum(gathered[:, :, None], pieces[:, None, :])
+    found: Floats = both.reshape(len(pieces), -1)
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -444,10 +480,13 @@ def _tile_arrays(extent: int, keyed: Ints, groups: int) -> tuple[Ints, Ints, Int
 
 
 @njit(cache=True, nogil=True)
-def _count_pieces(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: Floats, elems: Floats) -> None:
+def _count_pieces(
+    extent: int, cuts: Ints, owner: Ints, share: Floats, weight: Floats, pieces: Floats, elems: Floats
+) -> None:
     """Fills in `pieces` and `elems` (SpatialUnrollings) of every tile and mask.
 
     share: [n, G] perfect PEs of a group; only one of them counts where the mask has the group.
+    weight: what a tile of each size counts; empty: 1.
     """
     sizes, copies = np.zeros(256, np.int64), np.zeros(256)
     for i in range(cuts.shape[0]):
@@ -468,7 +507,7 @@ def _count_pieces(extent: int, cuts: Ints, owner: Ints, share: Floats, pieces: F
                 n = after
             piece_count, words, masked_pes = 0.0, 0.0, 1.0
             for k in range(n):
-                piece_count += copies[k]
+                piece_count += copies[k] * (weight[sizes[k]] if weight.shape[0] else 1.0)
                 words += copies[k] * sizes[k]
             for g in range(share.shape[1]):
                 if m >> g & 1:

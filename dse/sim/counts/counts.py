@@ -93,6 +93,8 @@ def nest_sums(mapping: Mapping, e: Einsum, arch: Arch, whole_einsum: Einsum | No
 
     whole_einsum: the whole einsum, where e is a part of it; products per element are those of the whole
     """
+    if mapping.whole_tiles or mapping.shares:  # PEs pass parts of whole tiles round
+        e = e.without_pattern()
     formulas = recipe(without_tile_sizes(mapping), e, wiring(arch), whole_einsum or e)
     tiles = [node.tile for node in mapping.nodes if isinstance(node, Loop)]
     return NestSums(formulas, partial(value, tiles), instances(formulas, [tiles]))

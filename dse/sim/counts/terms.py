@@ -38,12 +38,16 @@ from dse.sim.counts.spans import (
     tile_spans,
 )
 from hw.arch import Arch
-from workloads.einsum import Dim, Einsum, Projection, TooLong
+from workloads.einsum import Dim, Einsum, Projection, TileColumns, TooLong
 
 # trips counted of a loop, narrowed to its first trip
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
 # trips counted of a loop, narrowed to its last trip
 AND_LAST = {ALL: LAST, LAST: LAST, FIRST: ONLY, ONLY: ONLY}
+
+# Trips counted of a spatial loop whose PEs share an access to a tile that is gathered (`gathered`): `value`
+# counts it both as ALL_PES and as FIRST.
+SHARED_PES = INSTANCE_PE + 1
 
 FACTORS_LOCK = Lock()  # guards `Formulas.factors`, which threads share
 # most tiles, or positions of a window, to list one by one; they are listed where no product gives their sum
@@ -71,6 +75,8 @@ class Factor:
     # number of tiles by the loops from n on, and the factor is the smallest of these numbers
     split_at: int = -1
     most: bool = False  # with `split_at`: the largest number instead of the smallest
+    # with dim None: each tile counts as the share of the columns that it has a nonzero in (`gathered`)
+    tile_columns: TileColumns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class Wiring:
     word_bits: int  # width of values whose tensor states none; unit for indices of compressed tensors
     # levels that describe lines, rows or banks (`resting_position`)
     layout_levels: frozenset[str] = frozenset()
+    gathers: bool = False  # fills bring in parts of a tile (`gathered`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,7 @@ def wiring(arch: Arch) -> Wiring:
         systolic,
         arch.word_bits,
         arch.layout_levels(),
+        gathers(arch),
     )
 
 
@@ -310,6 +318,48 @@ def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
     return nonzero_words * p.density + row_words / columns
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A dense operand that is read through the columns of a compressed one, whose pattern is known."""
+
+    tensor: str
+    rank: str  # of the rows of the compressed operand, the only one that the dense operand lacks
+    tile_columns: TileColumns  # of the compressed operand
+
+
+@lru_cache(maxsize=1 << 12)
+def gathered(e: Einsum) -> Gathered | None:
+    """Returns the dense operand of which fills bring in parts of a tile: of Y[m,n] += A[m,k] * X[k,n] the
+    rows k of X that are columns of a nonzero of A, in the rows m of A that are computed while the tile of X
+    stands. None: no pattern is known, or the operands are others.
+
+        X moved = sum over tiles of rows of A: (distinct columns / columns) * (all that a pass over X moves)
+
+    However A's columns are cut, the distinct columns of the parts add up to those of the tile of rows.
+    """
+    matrix = next((p for p in e.inputs if p.tile_columns and len(p.dims) == 2), None)
+    if not matrix or not matrix.tile_columns:
+        return None
+    sizes, pattern = e.sizes(), matrix.tile_columns
+    shape = zip(matrix.dims, (pattern.rows, pattern.columns), strict=True)
+    if not all(is_whole(dim, sizes) and sizes[dim.ranks()[0]] == n for dim, n in shape):
+        return None
+    (rows,), (columns,) = (dim.ranks() for dim in matrix.dims)
+    lacking = [p for p in e.tensors() if rows not in p.ranks()]
+    if len(lacking) != 1 or lacking[0] is e.output or not moves_in_lines(p := lacking[0]):
+        return None
+    has_columns = any(dim.ranks() == (columns,) and is_whole(dim, sizes) for dim in p.dims)
+    lacks_rows_only = p.ranks() | {rows} == set(sizes)
+    return Gathered(p.tensor, rows, pattern) if has_columns and lacks_rows_only else None
+
+
+def gathers(arch: Arch) -> bool:
+    """True if fills of a machine bring in parts of a tile (`gathered`). Where levels describe lines, rows or
+    banks, arrays are systolic or hops have a price, tiles are whole.
+    """
+    return not (arch.models_layout() or arch.prices_networks() or any(f.systolic for f in arch.fanouts))
+
+
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
     """Returns the ranks along which PEs share no word that compute exchanges directly with a level: the
     tensor's ranks, and the ranks of inputs with zeros, since PEs along them are at different nonzeros.
@@ -342,6 +392,7 @@ class Formulas:
     sizes: dict[str, int] = field(init=False)  # extent of each rank
     # per tensor and dimension: (dimension, number among different dimensions, its ranks, `is_whole`)
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
+    gathered: Gathered | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Sets the fields that follow from einsum, nest and wires. A dimension that `is_whole` has no
@@ -350,6 +401,7 @@ class Formulas:
         self.links = links(self.nest, self.e, self.wires.layout_levels)
         self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
         self.all_trips = (ALL,) * len(self.loops)
+        self.gathered = gathered(self.e) if self.wires.gathers else None
         self.sizes, dim_numbers = self.e.sizes(), dict[Dim, int]()
         self.dims = {
             p.tensor: [
@@ -385,12 +437,13 @@ class Formulas:
         distinct: int = 0,
         split_at: int = -1,
         most: bool = False,
+        tile_columns: TileColumns | None = None,
     ) -> int:
         """Returns the number of the factor of one dimension; dim None: the number of tiles of one rank.
 
         name: identifies the dimension in the memo
         cuts: loops of each rank, outermost first
-        clip, distinct, split_at, most: as in `Factor`
+        clip, distinct, split_at, most, tile_columns: as in `Factor`
         """
         key = (
             name,
@@ -398,6 +451,7 @@ class Formulas:
             distinct,
             split_at,
             most,
+            tile_columns,
             cuts.get(ranks[0], ()) if len(ranks) == 1 else tuple([cuts.get(rank, ()) for rank in ranks]),
         )
         if key not in self.numbers:
@@ -405,7 +459,7 @@ class Formulas:
             # threads share the sums of equal nests, so a number is stored only after its factor
             with FACTORS_LOCK:
                 if key not in self.numbers:
-                    self.factors.append(Factor(dim, loops, clip, distinct, split_at, most))
+                    self.factors.append(Factor(dim, loops, clip, distinct, split_at, most, tile_columns))
                     self.numbers[key] = len(self.factors) - 1
         return self.numbers[key]
 
@@ -536,9 +590,18 @@ def _pe_rule(s: Formulas, link: Link, end: End, one_instance: bool) -> Callable[
     def pes_counted(i: int, loop: Loop) -> int:
         if i < link.parent_at or end is End.CHILD:
             return INSTANCE_PE if one_instance else ALL_PES
-        return FIRST if loop.rank not in unshared_ranks and shared[loop.over] else ALL_PES
+        if loop.rank in unshared_ranks or not shared[loop.over]:
+            return ALL_PES
+        return SHARED_PES if is_gathered else FIRST
 
+    is_gathered = _gathered(s, link)
     return pes_counted
+
+
+def _gathered(s: Formulas, link: Link) -> Gathered | None:
+    """Returns what is known of a link whose child's fills bring in parts of a tile, else None."""
+    found = s.gathered
+    return found if found and link.child and found.tensor == link.tensor.tensor else None
 
 
 def merges(s: Formulas, link: Link) -> Iterator[Term]:
@@ -647,8 +710,14 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
 
 def _missing_ranks(s: Formulas, link: Link, cuts: CountedLoops) -> tuple[int, ...]:
     """Returns the factors of ranks that the tensor lacks: how often each tile moves."""
+    found = _gathered(s, link)
+    pattern = found.tile_columns if found else None
     return tuple(
-        [s.factor_number(None, rank, (rank,), cuts) for rank, _ in s.e.extents if rank not in link.ranks]
+        [
+            s.factor_number(None, rank, (rank,), cuts, tile_columns=pattern)
+            for rank, _ in s.e.extents
+            if rank not in link.ranks
+        ]
     )
 
 
@@ -721,7 +790,7 @@ def rounds(s: Formulas, begin: int, end: int, trips_counted: tuple[int, ...], mo
     )
 
 
-def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = None) -> int:
+def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = None) -> float:
     """Returns the value of a factor for given tile sizes, one per loop of the nest.
 
     pes: index of a spatial loop -> PE of the instance; 0 where a loop is left out
@@ -748,6 +817,8 @@ def value(tiles: Sequence[int], factor: Factor, pes: dict[int, int] | None = Non
             for size, _ in tile_sizes(extent, cuts[: factor.split_at])
         ]
         return (max(tile_counts) if factor.most else min(tile_counts)) if tile_counts else 1
+    if factor.tile_columns:
+        return passes_gathered(factor.tile_columns, *ranks[0])
     if factor.dim is None:
         return tile_count(*ranks[0])
     if (
@@ -964,6 +1035,22 @@ def _cut_tile(size: int, longest: int, tile: int, counted: int) -> Iterator[tupl
 def tile_count(extent: int, cuts: Cuts) -> int:
     """Returns the number of tiles that the loops `cuts` split an extent into."""
     return sum(n for _, n in tile_sizes(extent, cuts))
+
+
+@lru_cache(maxsize=1 << 16)
+def passes_gathered(pattern: TileColumns, rows: int, cuts: Cuts) -> float:
+    """Returns how often a dense operand moves through tiles of the rows of a compressed one: the sum over
+    tiles of the share of its columns that a tile has (`gathered`).
+
+    PEs that share accesses (SHARED_PES) get each row that one of them needs, at the outer end at most once
+    per PE that needs it, and at most once for all of them, whichever is less.
+    """
+    each, together = (
+        tile_sizes(rows, tuple((tile, pes if counted == SHARED_PES else counted) for tile, counted in cuts))
+        for pes in (ALL_PES, FIRST)
+    )
+    columns = sum(n * float(pattern.mean(size)) for size, n in each)
+    return min(columns / pattern.columns, float(sum(n for _, n in together)))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -86,6 +86,13 @@ class Boundary:
         )
         return f" {' '.join(map(str, parts))}" if any(parts) else ""
 
+    def needs_whole_tiles(self) -> bool:
+        """True if fills bring in whole tiles, whatever is known of a sparse operand's pattern
+        (`terms.gathered`): where einsums share nodes or loops, and where tensors are retained, for others may
+        read what one leaves out.
+        """
+        return replace(self, reserved_bits=(), pinned=frozenset()) != ALONE
+
     def has_nest_latency(self, arch: Arch) -> bool:
         """True if the latency is that of one nest, with stalls. False for stages of a pipeline, and where a
         tensor is retained in part or in slices over PEs: their cycles are busy times.
@@ -113,6 +120,7 @@ def whole_nest(b: Boundary, own: Mapping) -> Mapping:
         own,
         nodes=(*b.outer, *own.nodes[:lead], *b.homes, *own.nodes[lead:]),
         fork=len(b.outer) if b.branched else 0,
+        whole_tiles=b.needs_whole_tiles(),
     )
 
 

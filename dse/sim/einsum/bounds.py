@@ -15,7 +15,7 @@ import numpy as np
 
 from dse.mapping.nest import role
 from dse.sim.counts.actions import op_cycles, op_pj
-from dse.sim.counts.terms import direct_elems, nonzero_share, unshared
+from dse.sim.counts.terms import direct_elems, gathered, nonzero_share, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
 
@@ -69,7 +69,8 @@ def _stored_in_runs(dim: Dim, run: int, step: int, n: int) -> int:
 def words(p: Projection, e: Einsum, word_bits: int) -> float:
     """Returns the elements of a tensor that must move at least once, on a machine with words of `word_bits`.
 
-    * dense input: elements that are used where all inputs are nonzero
+    * dense input: elements that are used where all inputs are nonzero; read through the columns of a
+      compressed operand whose pattern is known (`terms.gathered`): the columns that have a nonzero
     * dense result: all elements, since zeros are written too
     * compressed tensor: value and column of every nonzero and a pointer per row, in widths of its elements
     * compressed result: as above without pointers, or used elements times the share of iterations that
@@ -79,7 +80,11 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     if p is e.output:
         return used * (min(nonzero_share(e), nonzero_words * p.density) if p.format == "csr" else 1)
     if p.format == "dense":
-        return used * nonzero_share(e)
+        share, found = nonzero_share(e), gathered(e)
+        if found and found.tensor == p.tensor:
+            pattern = found.tile_columns
+            share = max(share, float(pattern.mean(pattern.rows)) / pattern.columns)
+        return used * share
     return nonzero_words * p.density * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
