@@ -88,7 +88,7 @@ def readers(path: Path) -> dict[str, Callable[[], object]]:
         "check": lambda: check.file(str(path)),
         "mapping": lambda: nest.read(path, ["gemm"]),
         "schedule": lambda: schedule.load(path, WORKLOAD),
-        "directives": lambda: directives.load(path, WORKLOAD, ARCH),
+        "directives": lambda: matched.load(path, WORKLOAD, ARCH),
         "matrix": lambda: read_matrix(path),
         "compressed matrix": lambda: read_matrix(path.rename(path.with_suffix(".mtx.gz"))),
         "matrix of SciPy": lambda: read_matrix(path.rename(path.with_suffix(".npz"))),
