@@ -17,7 +17,7 @@ import pytest
 from cluster import store
 from dse.exchange.convert import convert
 from dse.frontend import check, cli, runs
-from dse.mapping import directives, nest, schedule
+from dse.mapping import matched, nest, schedule
 from dse.run import cache, folder
 from dse.study import study as studies
 from hw import machine

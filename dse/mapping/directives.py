@@ -40,8 +40,10 @@ formulas.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -188,12 +190,11 @@ def directives_of(
     own_levels = _levels(mapping.nodes, COMPUTE)
     outermost_own = own_levels[0][0] if own_levels else COMPUTE
     matched, buffers = (
-        tuple(
-            reversed(
-                [_buffer(level, nodes, e, tile_of, mapping, sharing_pes, held) for level, nodes in levels]
-            )
+        tuple(_buffer(level, nodes, e, tile_of, shares, sharing_pes, stores) for level, nodes in levels)[::-1]
+        for levels, shares, stores in (
+            (_levels(shared, outermost_own), (), ()),
+            (own_levels, mapping.shares, held),
         )
-        for levels in (_levels(shared, outermost_own), own_levels)
     )
     layer = Layer(e.name, buffers, matched)
     try:
@@ -214,7 +215,7 @@ def _buffer(
     nodes: Sequence[Loop | Store],
     e: Einsum,
     tile_of: dict[str, int],
-    mapping: nest.Mapping,
+    rotated: Sequence[Rotated],
     sharing_pes: Mapping[tuple[str, str, str], int],
     held: Sequence[Store],
 ) -> Buffer:
@@ -225,7 +226,7 @@ def _buffer(
     sharing_pes: of `_shared_counts`
     """
     projections = {p.tensor: p for p in e.tensors()}
-    shared_dims = {(one.level, one.tensor): one.dims for one in mapping.shares}
+    shared_dims = {(one.level, one.tensor): one.dims for one in rotated}
     loops, tensor_tiles = [], []
     for node in nodes:
         if isinstance(node, Loop):
@@ -274,7 +275,7 @@ def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str
     return counts
 
 
-def _levels(nodes: Sequence[Loop | Store], innermost: str) -> list[tuple[str, Sequence[Loop | Store]]]:
+def _levels(nodes: Sequence[Loop | Store], innermost: str) -> list[tuple[str, list[Loop | Store]]]:
     """Returns nodes split into (level, nodes), outermost first: those from below the level before down to the
     last storage node of this level; at the end (innermost, the loops below all levels), if there are any.
     """
@@ -514,13 +515,19 @@ def _check(layer: Layer, mapping: nest.Mapping, e: Einsum, where: str) -> None:
     stated_stacks = iter(
         [(b.level, step.repl) for b in reversed(buffers) for step in reversed(b.steps) if step.repl]
     )
-    stated_tiles = {(b.level, stated_tile.tensor): stated_tile for b in buffers for stated_tile in b.tensors}
+    # tiles of each tensor at each level, innermost first: of one that the segment shares, a layer may have a
+    # part
+    stated_tiles = defaultdict[tuple[str, str], list[TensorTile]](list)
+    for b in buffers:
+        for tensor_tile in b.tensors:
+            stated_tiles[b.level, tensor_tile.tensor].append(tensor_tile)
     projections = {p.tensor: p for p in e.tensors()}
     for node in mapping.nodes:
         if isinstance(node, Store):
+            stated_tile = stated_tiles[node.level, node.tensor].pop()
             implied_size, stated_size = (
                 dict(size(projections[node.tensor], tile_of)),
-                dict(stated_tiles[node.level, node.tensor].size),
+                dict(stated_tile.size),
             )
             if implied_size != stated_size:
                 dims = ", ".join(f"{dim}={n}" for dim, n in implied_size.items())
@@ -530,7 +537,6 @@ def _check(layer: Layer, mapping: nest.Mapping, e: Einsum, where: str) -> None:
                     f"{dims}: tiles "
                     "that overlap, or leave gaps, are no nest"
                 )
-            stated_tile = stated_tiles[node.level, node.tensor]
             if stated_tile.over and stated_tile.shares != (
                 n := prod(sharing_pes.get((node.level, node.tensor, dim), 1) for dim in stated_tile.over)
             ):
@@ -632,11 +638,9 @@ def parse(source: str) -> list[Layer]:
     """
     layers: list[Layer] = []
     names: dict[str, str] = {}
-    part, segment = "buffers", 0
-    lines = content_lines(source)
-    lines = [one for one in lines if not one[1].startswith(HEAD)]
-    for i, (number, line) in enumerate(lines):
-        following = lines[i + 1][1] if i + 1 < len(lines) else ""
+    is_matched, segment = False, 0
+    lines = [(number, line) for number, line in content_lines(source) if not line.startswith(HEAD)]
+    for (number, line), (_, following) in pairwise([*lines, (0, "")]):
         begins_layer = LEVEL.match(following) or NAMED.match(following) or following == MATCHED
         try:
             if line == SEGMENT:
@@ -644,28 +648,22 @@ def parse(source: str) -> list[Layer]:
                     raise ValueError("stands below a layer in no segment; begin with a segment")
                 segment += 1
             elif (match := LAYER.match(line)) and (begins_layer or match[2]):
-                layers.append(Layer(match[1], (), (), segment, region_of(match[2] or "")))
-                names, part = {}, "buffers"
                 if match[2] and not segment:
                     raise ValueError("has a region of nodes in no segment; write segment before it")
+                layers.append(Layer(match[1], (), (), segment, region_of(match[2] or "")))
+                names, is_matched = {}, False
             elif not layers:
                 raise ValueError("stands in no layer; begin with NAME:, then LEVEL:")
             elif line == MATCHED:
-                if part == "matched" or not segment:
+                if is_matched or not segment:
                     raise ValueError(
                         "stands once in a layer of a segment, before the levels that all layers have"
                     )
-                part = "matched"
-            elif match := LEVEL.match(line):
-                buffer = Buffer(match[1], (), (), () if match[2] else None)
-                layers[-1] = _with_buffers(layers[-1], part, (*getattr(layers[-1], part), buffer))
-            elif (match := NAMED.match(line)) and not layers[-1].buffers and part == "buffers":
+                is_matched = True
+            elif (match := NAMED.match(line)) and not layers[-1].buffers and not is_matched:
                 names[match[1]] = match[2].replace(" ", "")
             else:
-                *earlier, buffer = getattr(layers[-1], part) or (None,)
-                if buffer is None:
-                    raise ValueError("stands at no level; write LEVEL: before it")
-                layers[-1] = _with_buffers(layers[-1], part, (*earlier, _with_line(buffer, line, names)))
+                layers[-1] = _with_content(layers[-1], line, names, is_matched)
         except ValueError as fault:
             raise ValueError(f'directives, line {number}: "{line}" {fault}') from None
     if empty := [layer.name for layer in layers if not layer.buffers and not layer.matched] or (
@@ -692,9 +690,19 @@ def content_lines(source: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in lines if line and line not in (FIRST_LINE, FIRST_LINE_WHOLE)]
 
 
-def _with_buffers(layer: Layer, part: str, buffers: tuple[Buffer, ...]) -> Layer:
-    """Returns the layer with other buffers. part: `buffers` or `matched`."""
-    return replace(layer, matched=buffers) if part == "matched" else replace(layer, buffers=buffers)
+def _with_content(layer: Layer, line: str, names: Mapping[str, str], is_matched: bool) -> Layer:
+    """Returns the layer with one more line: a level, or a line of its last level.
+
+    names: name -> index text; is_matched: whether the level is one of the whole segment
+    """
+    buffers = layer.matched if is_matched else layer.buffers
+    if match := LEVEL.match(line):
+        buffers = (*buffers, Buffer(match[1], (), (), () if match[2] else None))
+    elif not buffers:
+        raise ValueError("stands at no level; write LEVEL: before it")
+    else:
+        buffers = (*buffers[:-1], _with_line(buffers[-1], line, names))
+    return replace(layer, matched=buffers) if is_matched else replace(layer, buffers=buffers)
 
 
 def _stacks_first(b: Buffer) -> Buffer:
