@@ -567,6 +567,7 @@ def test_a_tensor_that_no_update_moves_stands_below_its_lanes() -> None:
     "nest",
     [
         "store L0 A B C\nfor m tile 1\nstore L1 B\nfor k tile 1\nfor n tile 1\nmac",
+        "store L0 A B C\nfor m tile 1\nstore L1 B\nfor n tile 1\nstore L1 A\nfor k tile 1\nmac",
         "store L0 A B C\nfor m tile 1\nparfor n tile 1 over X\nfor k tile 1\nstore L1 A\nmac",
         "store L0 A B C\nstore L1 A\nstore L2 B\nstore L1 C\nfor k tile 1\nfor n tile 1\nfor m tile 1\nmac",
     ],
@@ -585,8 +586,8 @@ def test_layouts_are_refused() -> None:
 
 def test_ranks_that_move_the_same_dimensions_are_named() -> None:
     """h and w of O[n] += I[n,4*h+w] both move 4*h+w alone: a step by 4 may be one of h, or four of w."""
-    e = einsum("O[n] += I[n,4*h+w]", {"n": 2, "h": 3, "w": 4}, "O")
-    for loops in ("for h tile 1\nfor w tile 1", "for w tile 2\nfor h tile 1\nfor w tile 1"):
+    e = einsum("O[n] += I[n,4*h+w]", {"n": 2, "h": 3, "w": 8}, "O")
+    for loops in ("for h tile 1\nfor w tile 1", "for w tile 4\nfor h tile 1\nfor w tile 1"):
         nest = nest_of(f"store L0 I O\nfor n tile 1\n{loops}\nmac")
         assert mapping_of(parse(text([directives_of(nest, e)]))[0], e) == nest
 

@@ -83,6 +83,25 @@ def test_a_pipeline_is_said_layer_by_layer() -> None:
         assert line in text, text
 
 
+def test_a_layer_may_have_a_part_of_what_its_segment_shares() -> None:
+    """The pipeline hands on T whole; b brings two of its rows to its node at a time."""
+    whole = PIPELINE.replace("  for m tile 2\n", "").replace(
+        "      store GBUF W Y\n", "      for p tile 2\n      store GBUF T W Y\n"
+    )
+    schedule = parse_schedule(whole)
+    text = matched.to_text(schedule, CHAIN)
+    assert text.count("tensor{T}(p=8, r=6)") == 1
+    assert text.count("tensor{T}(p=2, r=6)") == 2
+    again = matched.schedule_of(text, CHAIN, ARCH)
+    assert again == replace(
+        schedule,
+        segments=tuple(
+            replace(one, branches=tuple(replace(branch, ranks=()) for branch in one.branches))
+            for one in schedule.segments
+        ),
+    )
+
+
 @pytest.mark.parametrize(("method", "weights"), [("kapla", "streamed"), ("pipelined", "pinned")])
 def test_answers_are_read_back_to_the_same_price(method: str, weights: str, tmp_path: Path) -> None:
     path, back = tmp_path / "net.yaml", tmp_path / "back.txt"

@@ -208,7 +208,7 @@ def _merged(layers: Sequence[Layer], seen: Sequence[Nodes]) -> Nodes:
         stores = list[Store]()
         for own in seen:
             here = _between(own, i)
-            at = 0 if set(here) & set(stores) else len(stores)
+            at = min((stores.index(store) for store in here if store in stores), default=len(stores))
             for store in here:
                 if store in stores:
                     at = stores.index(store) + 1
