@@ -27,7 +27,7 @@ A dimension whose index is a sum is named by its text, `2*p+r`, or by a name tha
 buffers: `Xi = 2*p+r`.
 
 Two things that section III-B leaves to the reader are said where the rules above would say another nest:
-* `REGF in order:` The lines of this level, read backwards, are the nest: a tensor is brought in anew by each
+* `REGF in order:` The lines of this level, read backwards, are the nest: a tensor is brought in again by each
   iteration of every line below it, and stacks stand where they stand. A level may be listed twice.
 * `update(h+=1)`, with a rank that is the index of no dimension: it moves what this rank moves, where another
   rank moves the same dimensions.
@@ -249,7 +249,8 @@ def _buffer(
         for i, node in enumerate(nodes)
         if isinstance(node, Store)
     ]
-    return Buffer(level, tuple(tensor_tiles), steps, tuple(inside))
+    order = sorted(range(len(inside)), key=lambda i: inside[i])
+    return Buffer(level, tuple(tensor_tiles[i] for i in order), steps, tuple(inside[i] for i in order))
 
 
 def _shared_counts(mapping: nest.Mapping, e: Einsum) -> dict[tuple[str, str, str], int]:
