@@ -78,7 +78,7 @@ BOUNDED = {  # what a recursion may be as deep as
         "dse/mapping/nest.py": {"_is_mapping"},
         "dse/mapping/searched.py": {"_checked", "_data", "_read"},
         "workloads/bodies.py": {"_renamed"},
-        "dse/mapping/directives.py": {"_reversed_stacks", "mapping_of"},
+        "dse/mapping/directives.py": {"_reversed_stacks", "mapping_of", "split_mapping"},
         "dse/run/folder.py": {"_irregular_below", "make_folder"},
         "dse/frontend/keys.py": {"_show", "_values"},
         "dse/frontend/tables.py": {"plain"},

@@ -17,7 +17,7 @@ import pytest
 from cluster import store
 from dse.exchange.convert import convert
 from dse.frontend import check, cli, runs
-from dse.mapping import directives, nest, schedule
+from dse.mapping import matched, nest, schedule
 from dse.run import cache, folder
 from dse.study import study as studies
 from hw import machine
@@ -88,7 +88,7 @@ def readers(path: Path) -> dict[str, Callable[[], object]]:
         "check": lambda: check.file(str(path)),
         "mapping": lambda: nest.read(path, ["gemm"]),
         "schedule": lambda: schedule.load(path, WORKLOAD),
-        "directives": lambda: directives.load(path, WORKLOAD, ARCH),
+        "directives": lambda: matched.load(path, WORKLOAD, ARCH),
         "matrix": lambda: read_matrix(path),
         "compressed matrix": lambda: read_matrix(path.rename(path.with_suffix(".mtx.gz"))),
         "matrix of SciPy": lambda: read_matrix(path.rename(path.with_suffix(".npz"))),

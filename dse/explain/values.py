@@ -12,6 +12,7 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from dse.explain import units
+from dse.mapping import matched
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
@@ -449,15 +450,16 @@ def nest(workload: Workload, solution: Solution, plan: Schedule | None = None) -
     )
 
 
-def directives(workload: Workload, solution: Solution) -> str:
-    """Mappings of an unfused schedule in KAPLA's directives, which `dse simulate` reads, too. Raises
+def directives(workload: Workload, solution: Solution, plan: Schedule | None = None) -> str:
+    """A schedule in KAPLA's directives, which `dse simulate` reads, too. plan: a given schedule. Raises
     ValueError with a line for each einsum whose mapping directives cannot express.
     """
-    if solution.schedule and not solution.schedule.is_unfused():
-        raise ValueError(
-            f"directives of {workload.name}: its schedule is fused, pipelined or retains tensors, "
-            "which directives cannot express; take --format schedule"
-        )
+    planned = solution.schedule or plan
+    if planned and (
+        not planned.is_unfused()
+        or planned != sequential(workload, {c.name: c.mapping for c in solution.einsums}, True)
+    ):
+        return matched.to_text(planned, workload)
     by_name = {e.name: e for e in workload.einsums}
     found, wrong = [], []
     for c in solution.einsums:

@@ -14,7 +14,7 @@ from dse.explain import values as explain
 from dse.frontend import screens, tables
 from dse.frontend.answers import Answer, answer, section
 from dse.frontend.mapped import Mapped
-from dse.mapping import directives
+from dse.mapping import matched
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, to_text
@@ -151,7 +151,7 @@ def simulate(workload: str, machine: str, mapping: str | Path, **sets: Any) -> M
     # cost of directives that no nest expresses; None: the file has none
     if (directive_cost := directed.evaluate_file(path, loaded, arch)) is not None:
         return Mapped(arch, loaded, directive_cost)
-    scheduled, plan = directives.load(path, loaded, arch)
+    scheduled, plan = matched.load(path, loaded, arch)
     try:
         return Mapped(arch, scheduled, evaluate(arch, scheduled, plan), plan=plan)
     except ValueError as fault:
@@ -270,7 +270,7 @@ def price_schedule(
     arch: Arch, workload: Workload, options: SolverOptions, path: Path, progress: ProgressFn = no_progress
 ) -> Mapped:
     """Returns the schedule of a file, priced. Einsums that it leaves out are mapped by themselves."""
-    scheduled, given_schedule = directives.load(path, workload, arch, allow_missing=True)
+    scheduled, given_schedule = matched.load(path, workload, arch, allow_missing=True)
     try:
         found, plan = solve.price_schedule(arch, scheduled, options, given_schedule, progress)
         return Mapped(arch, scheduled, found, options, plan=plan)

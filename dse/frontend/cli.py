@@ -639,7 +639,7 @@ def _show(args: argparse.Namespace) -> int:
     elif args.format == "directives":
         print(
             *(
-                values.directives(one.workload, one.solution)
+                values.directives(one.workload, one.solution, one.plan)
                 for one in solved
                 if not isinstance(one.solution, Infeasible)
             ),
@@ -673,7 +673,7 @@ def _write_point(args: argparse.Namespace, run: Any, point: Any) -> int:
     def other_form(one: Any) -> str:
         """Returns the mappings in the form of --format; "" where that is one of ours, which is there."""
         if args.format == "directives":
-            return f"{values.directives(one.workload, one.solution)}\n"
+            return f"{values.directives(one.workload, one.solution, one.plan)}\n"
         in_peers = args.format in arguments.PEERS
         return _peer_text(args, one.arch, one.workload, one.solution) if in_peers else ""
 
@@ -790,7 +790,7 @@ def _print_mapped(mapped: Any, args: argparse.Namespace) -> int:
     elif args.format == "schedule":
         print(values.nest(mapped.workload, mapped.solution, mapped.plan))
     elif args.format == "directives":
-        print(values.directives(mapped.workload, mapped.solution))
+        print(values.directives(mapped.workload, mapped.solution, mapped.plan))
     elif args.format in arguments.PEERS:
         print(_peer_text(args, mapped.arch, mapped.workload, mapped.solution), end="")
     elif args.format == "json":

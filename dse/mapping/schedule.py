@@ -259,19 +259,29 @@ def _lines(
         yield from (f"  {line}" for line in nest_lines(Mapping(segment.nodes), shared_tile_of or None)[:-1])
         indent = "  " * (1 + sum(isinstance(node, Loop) for node in segment.nodes))
         for branch in segment.branches:
-            region_text = (
-                f" on {' '.join(f'{one.dim}[{one.first}:{one.first + one.size}]' for one in branch.region)}"
-                if branch.region
-                else ""
-            )
             names = f" with {', '.join(f'{a} = {b}' for a, b in branch.ranks)}" if branch.ranks else ""
-            yield f"{indent}einsum {branch.einsum}{region_text}{names}"
+            yield f"{indent}einsum {branch.einsum}{region_text(branch.region)}{names}"
             yield from (f"{indent}  hold {one.level} {one.tensor}" for one in branch.filled_once)
             tile_of = sizes.get(branch.einsum, {}) | {
                 branch_rank: shared_tile_of[shared]
                 for shared, branch_rank in _shared_ranks(segment, branch, sizes)
             }
             yield from (f"{indent}  {line}" for line in nest_lines(branch.mapping, tile_of or None))
+
+
+def region_text(region: Sequence[Region]) -> str:
+    """Returns the nodes of a stage as texts have them, ` on Y[0:4] X[0:16]`; "" for no region."""
+    return "".join(
+        [" on" * bool(region), *(f" {one.dim}[{one.first}:{one.first + one.size}]" for one in region)]
+    )
+
+
+def region_of(text: str) -> tuple[Region, ...]:
+    """Returns the nodes of a stage, of a text `Y[0:4] X[0:16]`. Raises ValueError where there are none."""
+    region = tuple(Region(dim, int(first), int(end) - int(first)) for dim, first, end in REGION.findall(text))
+    if any(one.size < 1 for one in region):
+        raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
+    return region
 
 
 def _shared_ranks(
@@ -319,12 +329,7 @@ def _read_line(schedule: Schedule, branch_lines: list[str], line: str) -> Schedu
     if match := EINSUM_LINE.match(line):
         if not schedule.segments:
             raise ValueError("stands in no segment; begin with a line: segment")
-        region = tuple(
-            Region(dim, int(first), int(end) - int(first))
-            for dim, first, end in REGION.findall(match[2] or "")
-        )
-        if any(one.size < 1 for one in region):
-            raise ValueError("names no PE; write e.g. Y[0:4] for PEs 0 to 3")
+        region = region_of(match[2] or "")
         renamed = [pair.split("=") for pair in (match[3] or "").split(",") if pair]
         ranks = tuple(sorted((a.strip(), b.strip()) for a, b in renamed if a.strip() != b.strip()))
         branch_lines.append(line)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from dse.mapping import directives, nest
+from dse.mapping import directives, matched, nest
 from dse.mapping.directives import FIRST_LINE, FIRST_LINE_WHOLE, Layer, NotANest, TensorTile
 from dse.mapping.nest import NON_NEST, Infeasible
 from dse.sim.counts import counts
@@ -46,7 +46,9 @@ def evaluate_file(path: Path, workload: Workload, arch: Arch) -> Solution | Infe
     """
     text = directives.read_if_directives(path)
     try:
-        given = directives.parse_mappings(text, workload, arch) if text is not None else {}
+        if text is None or matched.is_schedule(text):
+            return None
+        given = directives.parse_mappings(text, workload, arch)
         return (
             evaluate(arch, workload, given)
             if any(isinstance(layer_or_nest, NotANest) for layer_or_nest in given.values())
@@ -114,6 +116,11 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     """
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
+    if ordered := [b.level for b in layer.buffers if b.inside is not None]:
+        raise ValueError(
+            f"{where}, {ordered[0]}: tiles that overlap are not counted in order; begin the file with "
+            f'"{FIRST_LINE_WHOLE}" to fetch tiles whole, as a nest does, or leave the words in order out'
+        )
     if arch.models_layout() or arch.narrows_or_widens() or any(f.systolic for f in arch.fanouts):
         what = (
             "lines, rows or banks"
