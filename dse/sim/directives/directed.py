@@ -114,12 +114,19 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
     """
     e, arch = problem.einsum, problem.arch
     where = f"directives of {e.name}"
-    if arch.models_layout() or arch.narrows_or_widens() or any(f.systolic for f in arch.fanouts):
+    if (
+        arch.models_layout()
+        or arch.narrows_or_widens()
+        or arch.with_ports()
+        or any(f.systolic for f in arch.fanouts)
+    ):
         what = (
             "lines, rows or banks"
             if arch.models_layout()
             else "widths that memories give elements (`bits`)"
             if arch.narrows_or_widens()
+            else "ports that serve some tensors, or writes apart from reads,"
+            if arch.with_ports()
             else "the ramp of a systolic array"
         )
         raise ValueError(
