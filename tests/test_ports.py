@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import dse
 from dse.frontend import api
+from dse.mapper.exact import ragged_program
 from dse.mapper.exact.search import same_structure
 from dse.mapping.nest import faults, parse
 from dse.sim.einsum import bound_kernels, bounds
@@ -303,3 +304,9 @@ def test_a_machine_without_the_keys_is_known_as_before(tmp_path: Path) -> None:
         STUDY.replace("npu.yaml", "edge_array").replace(", dram.write_bandwidth: [1 GB/s, 8 GB/s]", "")
     )
     assert studies.identity(studies.load(tmp_path / "a.yaml"))["machine"] == "edge_array 41cee352c34ea84a"
+
+
+def test_imperfect_factors_are_searched_elsewhere() -> None:
+    for glb in ("{}", "{writes_per_cycle: 4}"):
+        arch = a2(glb=glb)
+        assert bool(ragged_program.unsupported(GEMM, arch)) == bool(arch.with_ports())

@@ -387,12 +387,7 @@ def _rates(reader: Reader, part: Part, datawidth: int, width: int) -> tuple[floa
 
 
 def _numbers(
-    reader: Reader,
-    part: Part,
-    node: Mapping[str, Any],
-    width: int,
-    bits: float | None,
-    scale: float,
+    reader: Reader, part: Part, node: Mapping[str, Any], width: int, bits: float | None, scale: float
 ) -> dict[str, Any]:
     """Returns the energies of a memory: of the ERT, of its DRAM kind, of the SRAM tables, or scaled."""
     banks = int(_value(reader, part, "n_banks", "nbanks") or 1)
