@@ -193,7 +193,18 @@ Volts = Annotated[
 ]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal[
-    "sram", "register", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"
+    "sram",
+    "register",
+    "ddr3",
+    "ddr4",
+    "lpddr4",
+    "lpddr5",
+    "gddr5",
+    "gddr6",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "custom",
 ]
 Stationary = Literal["os", "ws", "is"]
 Overlap = Literal["buffered", "free"]

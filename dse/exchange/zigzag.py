@@ -177,8 +177,8 @@ def _memory(
     if len(ports) > len(kinds) or len({*widths}) > 1:
         served, says = _served(ports, operands)
         if served:
-            own = [ways | {"times": widths[i] / width} for i, ways in served.items()]
-            found["ports"] = [{key: one for key, one in port.items() if one != 1.0} for port in own]
+            listed: list[dict[str, Any]] = [ways | {"times": widths[i] / width} for i, ways in served.items()]
+            found["ports"] = [{key: one for key, one in port.items() if one != 1.0} for port in listed]
             # one port that reads all and one that writes all
             if [[*port] for port in found["ports"]] in ([["read"], ["write"]], [["write"], ["read"]]):
                 found["ports"] = "separate"

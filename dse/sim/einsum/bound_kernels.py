@@ -265,7 +265,8 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
     else:
         compute = a.computed[e] / m.alu_per_cycle[i]
     if m.own_port[i, 0, 0] >= 0:
-        busiest, ports = compute, m.own_port[i, 0]
+        busiest: float = compute
+        ports = m.own_port[i, 0]
         for port in ports:
             port_cycles = 0.0
             for x in range(a.operands[e]):
