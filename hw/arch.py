@@ -109,6 +109,48 @@ def read_widths(value: object) -> tuple[tuple[str, int], ...]:
     return tuple((role, given[role]) for role in ROLES if role in given)
 
 
+class Port(NamedTuple):
+    """A port of a memory that serves some roles in some directions."""
+
+    read: tuple[str, ...]  # roles of the tensors that are read through it
+    write: tuple[str, ...]  # roles of the tensors that are written through it
+    read_times: float = 1.0  # its rate of reads, in rates of the level (`Level.bandwidth`)
+    write_times: float = 1.0
+
+
+def read_ports(value: object) -> str | tuple[Port, ...]:
+    """Returns the ports of a memory in a machine file: shared, separate, or a list of ports. Raises
+    ValueError.
+    """
+    if value in ("shared", "separate"):
+        return str(value)
+    example = "write shared, separate or ports, e.g. [{read: [weight], times: 2}, {read: [input, output]}]"
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"is no kind of ports; {example}")
+    if all(isinstance(one, Port) for one in value):
+        return tuple(value)
+    return tuple(_read_port(i, one, example) for i, one in enumerate(value))
+
+
+def _read_port(i: int, given: object, example: str) -> Port:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"[{i}] = {given} is no port; {example}")
+    if unknown := [key for key in given if key not in ("read", "write", "times")]:
+        raise ValueError(f"[{i}].{unknown[0]} is no key of a port; use read, write, times")
+    roles = {}
+    for key in ("read", "write"):
+        try:
+            roles[key] = read_roles(given[key]) if key in given else ()
+        except ValueError as fault:
+            raise ValueError(f"[{i}].{key} = {given[key]} {fault}") from None
+    if not any(roles.values()):
+        raise ValueError(f"[{i}] serves nothing; add read or write, e.g. read: [weight]")
+    times = given.get("times", 1)
+    if isinstance(times, bool) or not isinstance(times, int | float) or not 0 < times < inf:
+        raise ValueError(f"[{i}].times = {times} is no number above 0; write e.g. 2")
+    return Port(roles["read"], roles["write"], float(times), float(times))
+
+
 def read_volts(value: object) -> object:
     """Returns a supply voltage: a number of volts, LEAST for the text `least`. Raises ValueError."""
     if value == "least":
@@ -151,7 +193,18 @@ Volts = Annotated[
 ]
 Cell = Literal["lop", "hp"]
 MemoryKind = Literal[
-    "sram", "register", "ddr3", "ddr4", "lpddr4", "lpddr5", "gddr5", "gddr6", "hbm2", "hbm2e", "custom"
+    "sram",
+    "register",
+    "ddr3",
+    "ddr4",
+    "lpddr4",
+    "lpddr5",
+    "gddr5",
+    "gddr6",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "custom",
 ]
 Stationary = Literal["os", "ws", "is"]
 Overlap = Literal["buffered", "free"]
@@ -164,11 +217,8 @@ ROLES: tuple[str, ...] = get_args(Role)
 # Tile sizes by name: constants of the tiling block (pes, macs, vector), rows or columns of the convolution
 # kernel, the full dimension.
 TILE_WORDS = ("pes", "macs", "vector", "kernel", "full")
-Roles = Annotated[
-    tuple[Role, ...],
-    BeforeValidator(read_roles),
-    WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1}),
-]
+_ROLES_SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1}
+Roles = Annotated[tuple[Role, ...], BeforeValidator(read_roles), WithJsonSchema(_ROLES_SCHEMA)]
 Widths = Annotated[
     tuple[tuple[Role, int], ...],
     BeforeValidator(read_widths),
@@ -178,6 +228,30 @@ Widths = Annotated[
             "properties": {one: {"type": "integer", "minimum": 1} for one in ROLES},
             "additionalProperties": False,
             "minProperties": 1,
+        }
+    ),
+]
+Ports = Annotated[
+    str | tuple[Port, ...],
+    BeforeValidator(read_ports),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["shared", "separate"]},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "read": _ROLES_SCHEMA,
+                            "write": _ROLES_SCHEMA,
+                            "times": {"type": "number", "exclusiveMinimum": 0},
+                        },
+                        "additionalProperties": False,
+                    },
+                },
+            ]
         }
     ),
 ]
@@ -424,12 +498,16 @@ class Memory:
     channels: Count = 1  # DRAM: channels, whose bandwidths and background powers add up
     bandwidth: Rate | None = None  # GB/s of one instance; instead of actions_per_cycle
     actions_per_cycle: Actions | None = None  # bandwidth in actions of width_bits per clock cycle
+    # rate of writes where it is not that of reads: in GB/s, or in actions per clock cycle
+    write_bandwidth: Rate | None = None
+    writes_per_cycle: Actions | None = None
     read_pj: Cost | None = documented_key(None, "energy of one read of width_bits; none: the table's")
     write_pj: Cost | None = documented_key(None, "energy of one write of width_bits; none: the table's")
     leak_mw: Cost | None = None  # of one instance, all banks and channels
     area_mm2: Cost | None = None  # of one instance, all banks and channels
     cycle_ns: Positive | None = None  # sram: minimum time between two accesses of an array
-    ports: Literal["shared", "separate"] = "shared"
+    # shared, separate, or which roles are read and written through each
+    ports: Ports = "shared"
     # True: the next tile is filled into space of its own while this one is used; False: work inside stalls
     # during the exchange
     double_buffer: Flag = False
@@ -606,8 +684,8 @@ class Level:
     read_pj: float = field(metadata=role("price", "one read of width_bits"))
     write_pj: float = field(metadata=role("price", "one write of width_bits"))
     bandwidth: float = role_field("rate", inf)  # actions per clock cycle
-    # separate: reads and writes each have the bandwidth; shared: they share it
-    ports: Literal["shared", "separate"] = role_field("structure", "shared")
+    # separate: reads and writes each have the bandwidth; shared: they share it; else what each port serves
+    ports: str | tuple[Port, ...] = role_field("structure", "shared")
     double_buffer: bool = role_field("structure", False)
     # whether tensors may skip the level; False: all tensors of may_keep must stand there
     bypass: bool = role_field("structure", True)
@@ -629,6 +707,17 @@ class Level:
         that give its role none.
         """
         return dict(self.bits).get(tensor_role, elsewhere)
+
+    def port(self, tensor_role: str, action: str) -> tuple[str, float]:
+        """Returns (name of the port that serves an action, read or write, on a tensor of a role; its rate of
+        them in rates of the level). One port for all actions is called "both".
+        """
+        if isinstance(self.ports, str):
+            return (action if self.ports == "separate" else "both"), 1.0
+        for i, one in enumerate(self.ports):
+            if tensor_role in (one.write if action == "write" else one.read):
+                return f"port {i}", one.write_times if action == "write" else one.read_times
+        return "port 0", 1.0  # of what may not stand here (component._port_faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -773,6 +862,12 @@ class Arch:
     def with_widths(self) -> list[str]:
         """Returns the levels that give elements a width of their own, by their names in machine files."""
         return [level.name.lower() for level in self.levels if level.bits]
+
+    def with_ports(self) -> list[str]:
+        """Returns the levels that say which of their ports serves what, or have a rate of writes of their
+        own, by their names in machine files.
+        """
+        return [level.name.lower() for level in self.levels if not isinstance(level.ports, str)]
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""

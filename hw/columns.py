@@ -67,6 +67,10 @@ class Columns:
     # [n, V, roles] bits of an element by role, in the order of ROLES (`Level.bits`); 0: as elsewhere
     elem_bits: Ints
     separate: NDArray[np.bool_]  # [n, V] whether reads and writes have separate ports
+    # [n, V, roles] where a level says which port serves what: the port of reads of inputs, of writes of
+    # outputs, else -1; the rate of that port over the level's
+    own_port: Ints
+    port_times: Floats
     capacity_bits: Floats  # [n, V] inf where unbounded
     sizes: Ints  # [n, D] PEs along a dimension
     # [n, D, 2] whether reads are multicast along it, and whether writes are reduced
@@ -315,9 +319,12 @@ class Table:
         sizes, multicast, reduce = (
             np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3)
         )
-        *of_levels, in_width, weight_width, out_width, width_bits, separate, capacity, leak, area = (
+        *of_levels, width_bits, separate, capacity, leak, area = (
             np.stack(column, axis=1) for column in zip(*levels, strict=True)
         )
+        by_role = [of_levels[i - 3 * len(ROLES) :][: len(ROLES)] for i in (0, len(ROLES), 2 * len(ROLES))]
+        elem_bits, own_port, port_times = (np.stack(columns, axis=2) for columns in by_role)
+        of_levels = of_levels[: -3 * len(ROLES)]
         *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word = nodes[-1][:-1]
         instances = [
             np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1)
@@ -342,8 +349,10 @@ class Table:
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),
-            np.stack([in_width, weight_width, out_width], axis=2).astype(np.int64),
+            elem_bits.astype(np.int64),
             separate.astype(bool),
+            own_port.astype(np.int64),
+            port_times,
             capacity,
             sizes.astype(np.int64),
             np.stack([multicast, reduce], axis=2).astype(bool),
@@ -385,7 +394,7 @@ def _maker(
     node = template.nodes[i]
     level_fields, compute_fields = (fields_of(kind, *COLUMN_ROLES) for kind in (Level, Compute))
     width = (
-        len(level_fields) + len(ROLES) + 6
+        len(level_fields) + 3 * len(ROLES) + 6
         if isinstance(node, Memory)
         else 3 * len(node.dims) + 1
         if isinstance(node, Array)
@@ -399,9 +408,14 @@ def _maker(
         if isinstance(own_node, Memory):
             level = level_of(spec, own_node, i == 0)
             capacity = inf if level.capacity_bits is None else float(level.capacity_bits)
+            ports = [level.port(role, "write" if role == "output" else "read") for role in ROLES]
+            names = list(dict.fromkeys(name for name, _ in ports))
+            numbered = not isinstance(level.ports, str)
             return (
                 *numbers_in(level, level_fields),
                 *(level.elem_bits(role, 0) for role in ROLES),
+                *(names.index(name) if numbered else -1 for name, _ in ports),
+                *(times for _, times in ports),
                 level.width_bits,
                 level.ports == "separate",
                 capacity,

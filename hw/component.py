@@ -40,6 +40,7 @@ from hw.arch import (
     MacUnit,
     Memory,
     Node,
+    Port,
     Rule,
     plain_number,
 )
@@ -495,6 +496,18 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
             f"{'burst' if described.burst else 'bank_map'}: lines, rows and banks are counted for elements "
             "of one width; leave one of both out"
         )
+    written = ("ports", "write_bandwidth", "writes_per_cycle")
+    apart = [
+        f"{node.name}.{key}"
+        for node in memories
+        for key in written
+        if not (getattr(node, key) is None or isinstance(getattr(node, key), str))
+    ]
+    if described and apart:
+        yield (
+            f"{apart[0]} stands beside {described.name}.{'burst' if described.burst else 'bank_map'}: lines, "
+            "rows and banks are timed at ports that serve all, at one rate; leave one of both out"
+        )
     first_sram = ""
     for i, node in enumerate(nodes):
         if isinstance(node, Memory) and node.kind == "sram":
@@ -638,6 +651,7 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             f"{key}.bits = {_shown_widths(node)} cannot be: a tensor lies in the outermost level as wide as "
             "all that write and read it move it; leave it out, and use word_bits or the workload's bits"
         )
+    yield from _port_faults(node)
     for role, bits in node.bits:
         if role not in node.may_keep:
             yield (
@@ -646,6 +660,32 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             )
     if outermost and node.bypass:
         yield f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out"
+
+
+def _port_faults(node: Memory) -> Iterator[str]:
+    key = node.name
+    if node.write_bandwidth is not None and node.writes_per_cycle is not None:
+        yield (
+            f"{key}.write_bandwidth = {node.write_bandwidth:g} GB/s stands beside writes_per_cycle = "
+            f"{node.writes_per_cycle:g}; leave one out"
+        )
+    if isinstance(node.ports, str):
+        return
+    for way in ("read", "write"):
+        served = [role for one in node.ports for role in getattr(one, way)]
+        for role in ROLES:
+            if (n := served.count(role)) > 1:
+                yield (
+                    f"{key}.ports serve {way} of {role} {n} times; name it at one port, whose rate `times` "
+                    "multiplies, e.g. times: 2"
+                )
+            elif not n and role in node.may_keep:
+                yield f"{key}.ports do not serve {way} of {role}; add it to the {way} of a port"
+            elif n and role not in node.may_keep:
+                yield (
+                    f"{key}.ports serve {way} of {role}, which may not stand there; leave it out, or add it "
+                    "to may_keep"
+                )
 
 
 def _shown_widths(node: Memory) -> str:
@@ -779,7 +819,7 @@ def least_vdd_of(spec: Machine, node: Memory | MacUnit) -> float:
     elif (node := with_table(spec, node)).kind == "sram" and node.cycle_ns is None:
         array_cycle = _sram_of(spec, node).cycle_ns * clock_ghz
         cycles = 1 if node.slow == "infeasible" else max(1, ceil(array_cycle - 1e-9))
-        rate = _given_rate(node, clock_ghz) or 0.0
+        rate = max(_given_rate(node, clock_ghz) or 0.0, _given_write_rate(node, clock_ghz) or 0.0)
         delay_factor = min(cycles, node.banks / rate if rate else inf) / array_cycle
         fastest = array_cycle * one.delay_factor(highest_v)
         at_most = (
@@ -832,6 +872,12 @@ def _given_rate(node: Memory, clock_ghz: float) -> float | None:
     return node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
 
 
+def _given_write_rate(node: Memory, clock_ghz: float) -> float | None:
+    """Returns the writes per clock cycle that a file gives a memory; None: as many as reads."""
+    per_gbps = 8 / node.width_bits / clock_ghz
+    return node.writes_per_cycle if node.write_bandwidth is None else node.write_bandwidth * per_gbps
+
+
 def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     """Returns the level of a memory. Raises ComponentError for values outside of the tables."""
     node = with_table(spec, node)
@@ -842,7 +888,8 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     read, write, leak, area, cycles, rate = 0.0, 0.0, 0.0, 0.0, 1, inf
     if node.kind == "sram":
         array = at_vdd(spec, _sram_of(spec, node))
-        cycles, rate = _sram_timing(node, _or_table(node.cycle_ns, array.cycle_ns) * clock_ghz, given_rate)
+        array_cycle = _or_table(node.cycle_ns, array.cycle_ns) * clock_ghz
+        cycles, rate = _sram_timing(node, array_cycle, given_rate, _given_write_rate(node, clock_ghz))
         read = array.read_pj
         write = array.write_pj
         leak = array.leak_mw * node.banks
@@ -857,14 +904,16 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         write = chip.write_pj_per_bit * node.width_bits
         leak = chip.background_mw * node.channels
         rate = chip.bandwidth_gbps * node.channels * per_gbps
+    reads = _or_table(given_rate, rate)
+    writes = _or_table(_given_write_rate(node, clock_ghz), reads)
     return Level(
         name=node.name.upper(),
         capacity_bits=None if node.capacity is None else 8 * node.capacity,
         width_bits=node.width_bits,
         read_pj=_or_table(node.read_pj, read),
         write_pj=_or_table(node.write_pj, write),
-        bandwidth=_or_table(given_rate, rate),
-        ports=node.ports,
+        bandwidth=reads if reads < inf else writes,
+        ports=_ports(node, reads, writes),
         double_buffer=node.double_buffer,
         bypass=not outermost and node.bypass is not False,
         skip_first_read=node.skip_first_read,
@@ -874,6 +923,21 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         may_keep=node.may_keep,
         access=_access(node, clock_ghz),
         bits=node.bits,
+    )
+
+
+def _ports(node: Memory, reads: float, writes: float) -> str | tuple[Port, ...]:
+    """Returns the ports of a memory. reads, writes: its actions per clock cycle."""
+    if reads == writes:
+        return node.ports
+    level = reads if reads < inf else writes
+    if isinstance(node.ports, str):
+        own = {"shared": (Port(ROLES, ROLES),), "separate": (Port(ROLES, ()), Port((), ROLES))}[node.ports]
+    else:
+        own = node.ports
+    return tuple(
+        one._replace(read_times=one.read_times * reads / level, write_times=one.write_times * writes / level)
+        for one in own
     )
 
 
@@ -977,7 +1041,9 @@ def _access_faults(node: Memory) -> Iterator[str]:
         yield f"{key}.actions_per_cycle = inf leaves no time to lines, rows and banks; give a rate"
 
 
-def _sram_timing(node: Memory, array_cycle: float, given_rate: float | None) -> tuple[int, float]:
+def _sram_timing(
+    node: Memory, array_cycle: float, given_rate: float | None, given_write_rate: float | None
+) -> tuple[int, float]:
     """Returns (clock cycles per access of one array, actions per clock cycle of all banks). array_cycle: the
     array's cycle time, in clock cycles.
     """
@@ -987,13 +1053,17 @@ def _sram_timing(node: Memory, array_cycle: float, given_rate: float | None) -> 
             f"slow = infeasible: an access takes {array_cycle:.3g} clock cycles; lower clock_mhz or "
             "capacity, raise banks, or use slow: divide"
         )
-    if given_rate is not None and given_rate * array_cycle > node.banks * (1 + 1e-9):
-        key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
-        raise ComponentError(
-            f"{key} asks for {given_rate:.3g} accesses per cycle, the array sustains "
-            f"{node.banks / array_cycle:.3g}; "
-            "lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"
-        )
+    asked = (
+        ("actions_per_cycle" if node.bandwidth is None else "bandwidth", given_rate),
+        ("writes_per_cycle" if node.write_bandwidth is None else "write_bandwidth", given_write_rate),
+    )
+    for key, rate in asked:
+        if rate is not None and rate * array_cycle > node.banks * (1 + 1e-9):
+            raise ComponentError(
+                f"{key} asks for {rate:.3g} accesses per cycle, the array sustains "
+                f"{node.banks / array_cycle:.3g}; "
+                "lower it or clock_mhz, raise banks or width_bits, or give cycle_ns"
+            )
     return cycles, node.banks / cycles
 
 

@@ -29,7 +29,7 @@ from dse.sim.counts.actions import fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import stored_bits
-from tests.oracle import width
+from tests.oracle import gate, width
 from workloads.einsum import Dim, Einsum, Projection
 
 # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -369,17 +369,16 @@ def products(share: float, places: int, more: float) -> tuple[float, float, floa
     return (min(1.0, expected) - each_lane) / places, each_lane, max(0.0, 1.0 - expected) / places
 
 
-def _ports(arch: Arch, instances: int) -> tuple[list[list[tuple[int, int]]], int]:
-    """Per instance, columns of every level's reads and writes, after energy and compute; number of
-    columns."""
-    found, n = [], 2
-    for _ in range(instances):
-        ports = []
-        for level in arch.levels:
-            ports.append((n, n + (level.ports == "separate")))
-            n = ports[-1][1] + 1
-        found.append(ports)
-    return found, n
+def _ports(e: Einsum, arch: Arch, instances: int) -> list[tuple[int, int, str]]:
+    """The ports (instance, level, name) of the columns after energy and compute."""
+    return [
+        (instance, v, name)
+        for instance in range(instances)
+        for v, level in enumerate(arch.levels)
+        for name in dict.fromkeys(
+            gate(level, tensor, way, e)[0] for tensor in may_keep(e, level) for way in ("read", "write")
+        )
+    ]
 
 
 def padded(e: Einsum) -> list[str]:
@@ -426,16 +425,17 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
     """All counts of a skeleton, weighted: columns energy, compute cycles, cycles of every port."""
     e, arch = space.problem.einsum, space.problem.arch
     instances = _instances(e, arch, s.kinds)
-    every, columns = _ports(arch, len(instances))
+    every = _ports(e, arch, len(instances))
     ranks, draft = _long(e), Draft()
     multicast = [flag for f in arch.fanouts for flag in f.multicast]
     reduce = [flag for f in arch.fanouts for flag in f.reduce]
 
     def column(v: int, action: str, tensor: str, instance: int | None, scale: float) -> np.ndarray:
-        level, found = arch.levels[v], np.zeros(columns)
+        level, found = arch.levels[v], np.zeros(2 + len(every))
         actions = scale * width(level.name, tensor, e, arch) / level.width_bits
         if instance is not None:
-            found[every[instance][v][action == "write"]] = actions / level.bandwidth
+            name, times = gate(level, tensor, action, e)
+            found[2 + every.index((instance, v, name))] = actions / (level.bandwidth * times)
         else:
             found[0] = actions * (level.read_pj if action == "read" else level.write_pj)
         return found
@@ -560,7 +560,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                             for action in ("write", "read") if output and not skip else ("write",):
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
             if output and child and arch.compute.merge_pj:
-                pj = np.zeros(columns)
+                pj = np.zeros(2 + len(every))
                 # of a compressed one the values, not their places
                 pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else p.density)
                 others = [False] * s.at[i] + [kind > 0 for kind in s.kinds[s.at[i] : above]]
@@ -572,11 +572,11 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         draft.factor(space.table(None, (rank,), s.kinds, (first,), False, False), (r,))
         for r, rank in enumerate(ranks)
     ]
-    operations = np.zeros(columns)
+    operations = np.zeros(2 + len(every))
     operations[1] = op_cycles(0.0, nonzero(e), e, arch)
     draft.add(steps, operations)
     draft.products = {key: column for key, column in draft.products.items() if column.any()} or {
-        (): np.zeros(columns)
+        (): np.zeros(2 + len(every))
     }
     return draft
 
@@ -653,8 +653,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                 )
     full = np.array([[rank in p.full_ranks() for rank in ranks] for p in tensors])
     part = np.array([[rank in p.partial_ranks() for rank in ranks] for p in tensors])
-    every, columns = _ports(arch, len(_instances(e, arch, s.kinds)))
-    begin = np.zeros(columns)
+    begin = np.zeros(2 + len(_ports(e, arch, len(_instances(e, arch, s.kinds)))))
     begin[0], begin[1] = ops * op_pj(e, arch), op_cycles(ops, 0.0, e, arch)
     return (
         np.array([len(found) for found in own]),
@@ -677,7 +676,6 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
         full,
         part,
         np.array([inf if level.capacity_bits is None else level.capacity_bits for level in arch.levels]),
-        np.array([own for ports in every for own in ports], np.int64),
         arch.leak_mw() / arch.clock_ghz,
         ("energy", "latency", "edp").index(space.problem.objective),
     )
@@ -720,7 +718,6 @@ def _searched(
     full,
     part,
     rooms,
-    ports,
     leak,
     objective,
     best,
@@ -778,8 +775,8 @@ def _searched(
                     entered *= values[fold_factors[k]]
                 ramp += max(entered * fills[i] - 1, 0.0)
             latency = parts[1]
-            for v in range(ports.shape[0]):
-                latency = max(latency, parts[ports[v, 0]], parts[ports[v, 1]])
+            for port in range(2, parts.shape[0]):
+                latency = max(latency, parts[port])
             latency += ramp
             cost[1], cost[2] = parts[0] + leak * latency, latency
             cost[0] = cost[1] if objective == 0 else latency if objective == 1 else cost[1] * latency

@@ -10,7 +10,7 @@ from random import Random
 from dse.mapping.nest import Loop, Mapping, Store, role
 from dse.sim.counts.terms import within
 from hw import machine
-from hw.arch import ROLES, Arch, Compute, Fanout, Level
+from hw.arch import ROLES, Arch, Compute, Fanout, Level, Port
 from workloads.einsum import Dim, Einsum, Projection, einsum
 
 KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy")
@@ -228,6 +228,29 @@ def widened(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
 
     outer, *inner = arch.levels
     return replace(arch, levels=(outer, *(replace(level, bits=widths(level)) for level in inner)))
+
+
+def ported(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
+    """Of so many machines one with levels whose ports serve some tensors, in some directions, each at rates
+    of its own.
+    """
+    rng = drawn_from(arch, e, "ports")
+    if rng.randrange(one_in):
+        return arch
+
+    def ports(level: Level) -> str | tuple[Port, ...]:
+        if rng.random() < 0.4:
+            return level.ports
+        at = {(of, way): rng.randrange(rng.choice([1, 2, 3, 4])) for of in level.may_keep for way in range(2)}
+        return tuple(
+            Port(
+                *(tuple(of for of in level.may_keep if at[of, way] == number) for way in range(2)),
+                *(rng.choice([0.25, 0.5, 1, 1, 2, inf]) for _ in range(2)),
+            )
+            for number in sorted({*at.values()})
+        )
+
+    return replace(arch, levels=tuple(replace(level, ports=ports(level)) for level in arch.levels))
 
 
 def limited(arch: Arch, e: Einsum, one_in: int = 16) -> Arch:

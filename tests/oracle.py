@@ -14,7 +14,7 @@ from itertools import product
 from math import ceil, prod
 
 from dse.mapping.nest import Mapping, Store
-from hw.arch import Arch
+from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection
 
 
@@ -33,12 +33,31 @@ def width(level: str, tensor: str, e: Einsum, arch: Arch) -> int:
     """Bits of an element of a tensor at a level: what the level gives the tensor's part of the einsum, else
     what the tensor has, else a word.
     """
-    part = "output" if e.output.tensor == tensor else "weight"
-    if e.inputs[0].tensor == tensor != e.output.tensor:
-        part = "input"
     (given,) = (dict(one.bits) for one in arch.levels if one.name == level)
     own = {p.tensor: p.bits for p in e.tensors()}[tensor]
-    return int(given.get(part) or own or arch.word_bits)
+    return int(given.get(part(tensor, e)) or own or arch.word_bits)
+
+
+def part(tensor: str, e: Einsum) -> str:
+    """Which part of the einsum a tensor is."""
+    if e.output.tensor == tensor:
+        return "output"
+    return "input" if e.inputs[0].tensor == tensor else "weight"
+
+
+def gate(level: Level, tensor: str, action: str, e: Einsum) -> tuple[str, float]:
+    """The port that an access takes, and its rate over the level's."""
+    if level.ports == "shared":
+        return "any", 1.0
+    if level.ports == "separate":
+        return action, 1.0
+    way = ("read", "write").index(action)
+    ((number, times),) = (
+        (number, port[2 + way])
+        for number, port in enumerate(level.ports)
+        if part(tensor, e) in port[way]  # type: ignore[operator]
+    )
+    return f"no. {number}", float(times)  # type: ignore[arg-type]
 
 
 def compressed_bits(tensor: Projection, elements: int, rows: int, word: int) -> int:
@@ -382,16 +401,18 @@ def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:
 
 
 def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
-    """Bits that the busiest instance of every port moves, all tensors together, per (level, action);
+    """Bits that the busiest instance of every port moves at the level's rate, all tensors together, per port;
     operations of the busiest lane; folds.
     """
-    levels = {level.name for level in arch.levels}
-    separate = {level.name for level in arch.levels if level.ports == "separate"}
+    levels = {level.name: level for level in arch.levels}
     busiest = {("MAC", "compute"): 0}
     for counts in tally.lanes.values():
         ports = Counter()
         for (level, tensor, action), n in counts.items():
-            port = (level, action if level in separate or action == "compute" else "any")
-            ports[port] += n * (width(level, tensor, e, arch) if level in levels else 1)
+            if level in levels:
+                name, times = gate(levels[level], tensor, action, e)
+                ports[level, name] += n * width(level, tensor, e, arch) / times
+            else:
+                ports[level, action] += n
         busiest |= {port: max(n, busiest.get(port, 0)) for port, n in ports.items()}
     return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}

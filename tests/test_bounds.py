@@ -19,7 +19,7 @@ from dse.sim.einsum.cost import price_mapping
 from dse.sim.einsum.evaluate import Problem, Violated
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
-from tests.nests import random_arch, random_case, random_einsum, rich_case, widened
+from tests.nests import ported, random_arch, random_case, random_einsum, rich_case, widened
 from workloads.einsum import Einsum, csr, einsum
 
 
@@ -29,7 +29,7 @@ def test_bound_is_not_above_the_cost_of_any_mapping(
     seed: int, case: Callable[[Random], tuple[Einsum, Arch, Mapping]]
 ) -> None:
     e, arch, mapping = case(Random(seed))
-    arch = widened(arch, e, 3)
+    arch = ported(widened(arch, e, 3), e, 3)
     p = price_mapping(mapping, e, arch)
     assert bounds.energy_pj(e, arch) <= p.energy_pj * (1 + 1e-9)
     assert bounds.latency_cycles(e, arch) <= p.latency_cycles * (1 + 1e-9)

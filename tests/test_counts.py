@@ -23,8 +23,8 @@ from dse.sim.einsum.cost import overflow, price
 from hw import machine
 from hw.arch import Arch
 from tests.amount import amount
-from tests.nests import KINDS, random_case, rich_case, widened
-from tests.oracle import Tally, port_bits, walk, width
+from tests.nests import KINDS, ported, random_case, rich_case, widened
+from tests.oracle import Tally, gate, port_bits, walk, width
 from tests.streams import described
 from workloads.einsum import Einsum, compulsory_elems, einsum
 
@@ -41,8 +41,10 @@ def mismatch(seed: int, kinds: Sequence[str] = (*KINDS, "spmm", "spmv")) -> str:
 
 
 def unlike(name: str, e: Einsum, arch: Arch, mapping: Mapping) -> str:
-    """Every fourth machine without lines narrows or widens elements at some levels."""
-    arch = arch if arch.models_layout() else widened(arch, e, 4)
+    """Every fourth machine without lines narrows or widens elements at some levels; every third says which
+    ports serve what.
+    """
+    arch = arch if arch.models_layout() else ported(widened(arch, e, 4), e, 3)
     assert faults(mapping, e, arch) == []
     sparse = any(p.density != 1 or p.format != "dense" for p in e.tensors())
     tally = walk(mapping, e, arch)
@@ -111,12 +113,14 @@ def with_room(arch: Arch, v: int, bits: int) -> Arch:
 
 def busiest_bits(rows: Sequence[Count], e: Einsum, arch: Arch) -> dict[tuple[str, str], float]:
     """Bits that the busiest instance of every port moves; operations of the busiest lane; folds."""
-    names = {level.name for level in arch.levels}
-    shared = {level.name for level in arch.levels if level.ports == "shared"}
+    levels = {level.name: level for level in arch.levels}
     found: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        bits = width(row.level, row.tensor, e, arch) if row.level in names else 1
-        found[row.level, "any" if row.level in shared else row.action] += row.busiest_elems * bits
+        if row.level in levels:
+            name, times = gate(levels[row.level], row.tensor, row.action, e)
+            found[row.level, name] += row.busiest_elems * width(row.level, row.tensor, e, arch) / times
+        else:
+            found[row.level, row.action] += row.busiest_elems
     return {port: n for port, n in found.items() if n}
 
 

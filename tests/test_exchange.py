@@ -22,7 +22,7 @@ from dse.mapping.schedule import parse_schedule
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule.graph import evaluate
 from hw import machine
-from hw.arch import Arch
+from hw.arch import Arch, Port
 from tests import exchanged
 from tests.commands import dse, good
 from workloads import catalog
@@ -215,6 +215,36 @@ def test_a_design_of_timeloop(tmp_path: Path) -> None:
     assert next(one for one in found if one["type"] == "spatial")["target"] == "PE"
 
 
+def test_rates_of_reads_and_of_writes(tmp_path: Path) -> None:
+    """In words of Timeloop and in actions per second of AccelForge; what is not given has none (1e6)."""
+    for given, reads, ports in (
+        ("read_bandwidth: 16, write_bandwidth: 4", 2.0, (2.0, 0.5)),
+        ("read_bandwidth: 16", 2.0, (2.0, 1e6)),
+        ("write_bandwidth: 4", 1e6, (1e6, 0.5)),
+        ("shared_bandwidth: 16", 2.0, None),
+    ):
+        arch = exchanged.TIMELOOP_ARCH.replace("read_bandwidth: 16, write_bandwidth: 16", given)
+        files = put(tmp_path, arch=arch, problem=exchanged.TIMELOOP_PROBLEM)
+        written, _ = convert.convert(
+            "timeloop", [tmp_path / one for one in files], tmp_path / given[-9:], lossy=False
+        )
+        level = machine.load_arch(str(written[0])).levels[1]
+        found = [(level.port("input", way), level.bandwidth) for way in ("read", "write")]
+        if ports is None:
+            assert level.ports == "shared"
+        else:
+            assert tuple(times * rate for (_, times), rate in found) == ports
+            assert found[0][0][0] != found[1][0][0]
+        assert level.bandwidth == reads
+    write = "{name: write, energy: 7.03e-12, throughput: 8 * "
+    (tmp_path / "a.yaml").write_text(exchanged.ACCELFORGE.replace(f"{write}38.4e9", f"{write}3.2e9"))
+    written, said = convert.convert("accelforge", [tmp_path / "a.yaml"], tmp_path / "af", lossy=True)
+    dram = machine.load_arch(str(written[0])).levels[0]
+    assert dram.port("weight", "read")[0] == dram.port("output", "write")[0]
+    assert dram.port("output", "write")[1] == pytest.approx(dram.port("weight", "read")[1] * 3.2 / 38.4)
+    assert not [line for line in said if "throughput" in line]
+
+
 def test_a_loss_is_a_line_and_nothing_is_written(tmp_path: Path) -> None:
     arch = exchanged.TIMELOOP_ARCH.replace(
         "    spatial: {meshX: 8}", "    spatial: {meshX: 8}\n    constraints: {spatial: {no_reuse: [Inputs]}}"
@@ -310,6 +340,38 @@ def test_ports_of_several_widths_of_zigzag(tmp_path: Path) -> None:
         assert arch.levels[1].write_pj == ways["write"]
         assert len([line for line in said if "sram.ports" in line]) == lost
     assert "to read; here an access of 64 bits costs 0.5 of r_cost" in "\n".join(said)
+
+
+def test_ports_of_zigzag_serve_operands_and_directions(tmp_path: Path) -> None:
+    """A port keeps which operands it reads and writes, and its rate; the two sides of an output have one."""
+    before = '{name: rw, type: read_write, bandwidth_min: 64, bandwidth_max: 128, allocation: ["I1, tl"]}'
+    ports = (
+        '{name: a, type: read, bandwidth_max: 64, allocation: ["I1, tl", "O, tl", "O, th"]}',
+        '{name: b, type: read, bandwidth_max: 128, allocation: ["I2, tl"]}',
+        '{name: c, type: write, bandwidth_max: 64, allocation: ["I1, fh", "I2, fh", "O, fh", "O, fl"]}',
+    )
+    sides = exchanged.ZIGZAG_MACHINE
+    for name, kind, way, direction in (("r", "read", "tl", "th"), ("w", "write", "fh", "fl")):
+        one = f"{{name: {name}, type: {kind}, bandwidth_min: 16, bandwidth_max: 16, allocation: "
+        text = f'{one}["O, {way}", "O, {direction}"]}}'
+        assert text in sides
+        sides = sides.replace(text, f'{one}["O, {way}"]}}\n    - {one}["O, {direction}"]}}')
+    (tmp_path / "a.yaml").write_text(sides.replace(before, "\n    - ".join(ports)))
+    written, said = convert.convert("zigzag", [tmp_path / "a.yaml"], tmp_path / "d", lossy=True)
+    arch = machine.load_arch(str(written[0]))
+    assert arch.levels[1].ports == (
+        Port(("input", "output"), (), 0.5, 0.5),
+        Port((), ("input", "weight", "output"), 0.5, 0.5),
+        Port(("weight",), ()),
+    )
+    assert arch.levels[2].ports == "separate"
+    lines = [line for line in said if ".ports" in line]
+    assert len(lines) == 2
+    assert lines[0].endswith("here an access of 64 bits costs 0.5 of r_cost")
+    assert lines[1].endswith(
+        "reg.ports: reads of output and writes of output have two ports there, to either side; here the "
+        "first of them"
+    )
 
 
 def test_dimensions_of_zigzag_keep_their_numbers_and_idle_ones_are_named(tmp_path: Path) -> None:

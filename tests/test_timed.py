@@ -24,7 +24,7 @@ from dse.sim.counts.counts import count
 from dse.sim.counts.latency import PortTimes, double_buffer_cycles, latency
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
-from tests.nests import KINDS, random_einsum, random_mapping, sliced_padding, widened
+from tests.nests import KINDS, ported, random_einsum, random_mapping, sliced_padding, widened
 from tests.port_times import closed_form, first_lane, moves, port_times, rounds, trip_sizes
 from tests.streams import described
 from tests.timed import alike, walk
@@ -75,7 +75,8 @@ def random_nest(seed: int) -> tuple[Einsum, Arch, Mapping]:
         e, arch = random_einsum(rng, KINDS), random_machine(rng)
         if e.points() <= POINTS:
             mapping = random_mapping(rng, e, arch)
-            return e, described(rng, arch) if seed % 4 == 3 else widened(arch, e, 3), mapping
+            own = described(rng, arch) if seed % 4 == 3 else ported(widened(arch, e, 3), e, 3)
+            return e, own, mapping
 
 
 @settings(max_examples=amount(100), deadline=None)

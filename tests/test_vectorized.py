@@ -13,7 +13,7 @@ from dse.sim.counts.counts import footprints
 from dse.sim.counts.vectorized import cost_many, mapping_at, tables
 from dse.sim.einsum.cost import price_mapping
 from tests.amount import amount
-from tests.nests import random_case, widened
+from tests.nests import ported, random_case, widened
 from tests.oracle import width
 from tests.streams import described
 
@@ -38,7 +38,7 @@ def random_options(rng: Random, e, nest) -> dict[str, list[list[int]]]:
 def test_twin_equals_scalar_path(seed: int) -> None:
     rng = Random(seed)
     e, arch, nest = random_case(rng)
-    arch = described(rng, arch) if seed % 3 == 0 else widened(arch, e, 2)
+    arch = described(rng, arch) if seed % 3 == 0 else ported(widened(arch, e, 2), e, 2)
     options = random_options(rng, e, nest)
     choices = np.array([[rng.randrange(len(options[rank])) for rank, _ in e.extents] for _ in range(6)])
     costs = cost_many(tables(nest, e, arch, options), e, arch, choices)

@@ -16,7 +16,7 @@ from math import inf
 
 from dse.mapping.nest import Loop, Mapping, Store
 from hw.arch import Arch
-from tests.oracle import width
+from tests.oracle import gate, width
 from workloads.einsum import Einsum, Projection
 
 Lane = tuple[int, ...]
@@ -143,10 +143,11 @@ class Unroller:
             if level.bandwidth == inf or not n:
                 continue
             bits = width(level.name, tensor, self.e, self.arch)
-            port = v, instance, action if level.ports == "separate" else "both"
-            found[port] = found.get(port, Fraction(0)) + Fraction(n * bits, level.width_bits) / Fraction(
-                level.bandwidth
-            )
+            name, times = gate(level, tensor, action, self.e)
+            if times == inf:
+                continue
+            port, rate = (v, instance, name), Fraction(level.bandwidth) * Fraction(times)
+            found[port] = found.get(port, Fraction(0)) + Fraction(n * bits, level.width_bits) / rate
         return found
 
     def go(self, at: int, lanes: dict[Lane, Env]) -> None:

@@ -186,36 +186,30 @@ def _memory(
     separate = latency == SEPARATE
     if latency and not separate:
         notes.lost(file, f"{title}.total_latency", "busy times follow from actions and rates here")
-    rate = _rate(file, title, actions, width, notes)
-    found = machines.memory(machines.name(title), width, capacity, rate, separate)
-    found |= _numbers(file, node, actions, nm, int(bits) if bits != inf else None, width, notes)
+    reads, writes = (_rate(actions.get(way, {}), width) for way in ("read", "write"))
+    found = machines.memory(machines.name(title), width, capacity, reads, separate, writes)
+    found |= _numbers(file, node, found, actions, nm, int(bits) if bits != inf else None, notes)
     return found | ({} if is_outermost else _held(file, node, notes))
 
 
-def _rate(file: str, title: str, actions: Mapping[str, Mapping[str, Any]], width: int, notes: Notes) -> float:
-    """Returns the rate in actions of `width` bits per cycle."""
-    found = []
-    for name in ("read", "write"):
-        action = actions.get(name, {})
-        per_second = number(action.get("throughput", "inf"))
-        bits = number(action.get("bits_per_action", 1)) or 1.0
-        found.append(inf if per_second is None else per_second * bits / width / (CLOCK_MHZ * 1e6))
-    if len(set(found)) > 1:
-        notes.lost(
-            file, f"{title}.actions.throughput", "reads and writes differ; both have the lower one here"
-        )
-    return min(found)
+def _rate(action: Mapping[str, Any], width: int) -> float:
+    """Returns the rate of reads or of writes in actions of `width` bits per cycle."""
+    per_second = number(action.get("throughput", "inf"))
+    bits = number(action.get("bits_per_action", 1)) or 1.0
+    return inf if per_second is None else per_second * bits / width / (CLOCK_MHZ * 1e6)
 
 
 def _numbers(
     file: str,
     node: Mapping[str, Any],
+    own: Mapping[str, Any],
     actions: Mapping[str, Mapping[str, Any]],
     nm: float,
     bits: int | None,
-    width: int,
     notes: Notes,
 ) -> dict[str, Any]:
+    """Returns the energies of a memory. own: the keys that it has here so far."""
+    width = own["width_bits"]
     kind = str(node.get("component_class", "")).lower()
     pj = {name: _energy_pj(actions.get(name, {}), width) for name in ("read", "write")}
     leak = (number(node.get("leak_power", 0)) or 0.0) * 1e3
@@ -227,7 +221,7 @@ def _numbers(
     banks = int(number((node.get("extra_attributes_for_component_model") or {}).get("n_banks", 1)) or 1)
     size = bits or 8 * 2**30
     if machines.has_table(nm, size // 8, banks, width):
-        return machines.table_sram(banks, inf)
+        return machines.table_sram(banks, own)
     array, _ = machines.nearest_sram(nm, max(size // banks, 8), width)
     says = f"{size // 8} B in words of {width} bits are in no table; energies scaled from the nearest SRAM"
     notes.assumed(file, str(node.get("name")), says)

@@ -5,7 +5,7 @@ them to an estimator.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from math import inf
 from typing import Any
@@ -96,9 +96,16 @@ def nearest_sram(nm: float, capacity_bits: int, width_bits: int) -> tuple[Sram, 
 
 
 def memory(
-    named: str, width_bits: int, capacity_bytes: int | None, rate: float, separate: bool
+    named: str,
+    width_bits: int,
+    capacity_bytes: int | None,
+    rate: float,
+    separate: bool,
+    writes: float | None = None,
 ) -> dict[str, Any]:
-    """Returns the keys that every memory has; rate: actions per cycle."""
+    """Returns the keys that every memory has. rate: actions per cycle; writes: those of writes, None: as of
+    reads.
+    """
     node: dict[str, Any] = {"memory": named}
     if capacity_bytes is not None:
         node["capacity"] = size_text(capacity_bytes)
@@ -106,6 +113,8 @@ def memory(
     if separate:
         node["ports"] = "separate"
     node["actions_per_cycle"] = "inf" if rate == inf else rate
+    if writes not in (None, rate):
+        node["writes_per_cycle"] = "inf" if writes == inf else writes
     return node
 
 
@@ -115,11 +124,11 @@ def custom(read_pj: float, write_pj: float, leak_mw: float, area_mm2: float) -> 
     return {"kind": "custom"} | {key: float(f"{value:.6g}") for key, value in numbers.items()}
 
 
-def table_sram(banks: int, rate: float) -> dict[str, Any]:
-    """Returns the keys of a memory that the SRAM tables have, at the rate that the peer's file gives it."""
+def table_sram(banks: int, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a memory that the SRAM tables have, at the rates of `node` (`memory`)."""
     found: dict[str, Any] = {"kind": "sram", "banks": banks} if banks > 1 else {"kind": "sram"}
-    if rate == inf:
-        found["actions_per_cycle"] = UNLIMITED
+    rates = "actions_per_cycle", "writes_per_cycle"
+    found |= {key: UNLIMITED for key in rates if node.get(key) == "inf"}
     return found | {"cycle_ns": NO_CYCLE_NS}
 
 

@@ -366,37 +366,28 @@ def _memory(reader: Reader, part: Part, is_outermost: bool) -> dict[str, Any]:
         own_width = min(own_width, 8 * capacity)
     elif not is_outermost:
         refuse([f"{reader.file}: {part.title}.depth is missing; a level inside needs its number of lines"])
-    rate, separate = _rate(reader, part, datawidth, width)
-    node = machines.memory(machines.name(part.title), own_width, capacity, rate, separate)
-    node |= _numbers(reader, part, node, rate, width, bits, scale)
+    rate, writes, separate = _rates(reader, part, datawidth, width)
+    node = machines.memory(machines.name(part.title), own_width, capacity, rate, separate, writes)
+    node |= _numbers(reader, part, node, width, bits, scale)
     if (_value(reader, part, "multiple_buffering") or 1) > 1 and not is_outermost:
         node["double_buffer"] = True
     return node | ({} if is_outermost else _held(reader, part))
 
 
-def _rate(reader: Reader, part: Part, datawidth: int, width: int) -> tuple[float, bool]:
-    """Returns (actions per cycle, whether reads and writes each have it)."""
-    words = {key: _value(reader, part, key) for key in ("read_bandwidth", "write_bandwidth")}
-    given = [value for value in words.values() if value]
+def _rates(reader: Reader, part: Part, datawidth: int, width: int) -> tuple[float, float, bool]:
+    """Returns (reads, writes per cycle, in actions; whether each has a port)."""
+    reads, writes = (
+        (_value(reader, part, key) or inf) * datawidth / width
+        for key in ("read_bandwidth", "write_bandwidth")
+    )
     shared = _value(reader, part, "rw_bandwidth", "shared_bandwidth", "bandwidth")
     if shared:
-        return shared * datawidth / width, False
-    if not given:
-        return inf, False
-    if len(given) == 1 or len(set(given)) > 1:
-        key = f"{part.title}.read_bandwidth, write_bandwidth"
-        reader.notes.lost(reader.file, key, f"are not equal; both {min(given):g} words per cycle here")
-    return min(given) * datawidth / width, True
+        return shared * datawidth / width, shared * datawidth / width, False
+    return reads, writes, min(reads, writes) < inf
 
 
 def _numbers(
-    reader: Reader,
-    part: Part,
-    node: Mapping[str, Any],
-    rate: float,
-    width: int,
-    bits: float | None,
-    scale: float,
+    reader: Reader, part: Part, node: Mapping[str, Any], width: int, bits: float | None, scale: float
 ) -> dict[str, Any]:
     """Returns the energies of a memory: of the ERT, of its DRAM kind, of the SRAM tables, or scaled."""
     banks = int(_value(reader, part, "n_banks", "nbanks") or 1)
@@ -413,7 +404,7 @@ def _numbers(
         return {"kind": kind, "leak_mw": 0.0}
     size = int(bits or 0) // 8
     if scale == 1 and machines.has_table(reader.node_nm, size, banks, width):
-        return machines.table_sram(banks, rate)
+        return machines.table_sram(banks, node)
     found, scaled = machines.nearest_sram(reader.node_nm, max(8 * size // banks, 1), width)
     if scaled:
         says = f"{size} B in words of {width} bits are in no table; energies scaled from the nearest SRAM"

@@ -26,6 +26,8 @@ from workloads import text
 
 CLOCK_MHZ = 1000.0
 WORD_BITS = 8
+# directions of an operand: written from, or read to, the memory further out (high) or further inside (low)
+WAYS = {"fh": "write", "fl": "write", "tl": "read", "th": "read"}
 ROLE_OF = {"I1": "input", "I2": "weight", "O": "output"}  # memory operands, as all shipped mappings link them
 EQUATION = re.compile(r"^\s*(\w+)((?:\[\w+\])+)\s*\+?=\s*(.+)$")
 ACCESS = re.compile(r"(\w+)((?:\[\w+\])+)")
@@ -44,7 +46,14 @@ SHAPES: dict[str, shape.Shape] = {
                 "w_cost": shape.NUMBER,
                 "area": shape.NUMBER,
                 "operands": [shape.TEXT],
-                "ports": [{"type": shape.TEXT, "bandwidth_max": shape.AMOUNT, "bandwidth": shape.AMOUNT}],
+                "ports": [
+                    {
+                        "type": shape.TEXT,
+                        "bandwidth_max": shape.AMOUNT,
+                        "bandwidth": shape.AMOUNT,
+                        "allocation": [shape.TEXT],
+                    }
+                ],
                 "served_dimensions": [shape.TEXT],
             }
         },
@@ -162,20 +171,57 @@ def _memory(
             shares = ", ".join(f"{w:g} bits costs {w / widest:.3g}" for w in narrow)
             says = f"has ports of several widths to {way}; here an access of {shares} of {key}"
             notes.lost(file, f"memories.{title}.ports", says)
-    if len(ports) > len(kinds) or len({*widths}) > 1:
-        says = f"{len(ports)} ports work at once there; here each kind of access has one of {width} bits"
-        notes.lost(file, f"memories.{title}.ports", says)
+    operands = [one for one in ("I1", "I2", "O") if is_outermost or one in (memory.get("operands") or [])]
     separate = "read_write" not in kinds
     found = machines.memory(machines.name(title), width, None if is_outermost else size, 1.0, separate)
+    if len(ports) > len(kinds) or len({*widths}) > 1:
+        served, says = _served(ports, operands)
+        if served:
+            listed: list[dict[str, Any]] = [ways | {"times": widths[i] / width} for i, ways in served.items()]
+            found["ports"] = [{key: one for key, one in port.items() if one != 1.0} for port in listed]
+            # one port that reads all and one that writes all
+            if [[*port] for port in found["ports"]] in ([["read"], ["write"]], [["write"], ["read"]]):
+                found["ports"] = "separate"
+        else:
+            says = f"{len(ports)} ports work at once there; here each kind of access has one of {width} bits"
+        if says:
+            notes.lost(file, f"memories.{title}.ports", says)
     if not ports:
         found["actions_per_cycle"] = "inf"
     found |= machines.custom(costs["read"], costs["write"], 0.0, float(memory.get("area") or 0))
     if memory.get("force_double_buffering") and not is_outermost:
         found["double_buffer"] = True
-    roles = [ROLE_OF[one] for one in ("I1", "I2", "O") if one in (memory.get("operands") or [])]
+    roles = [ROLE_OF[one] for one in operands]
     if is_outermost:
         return found
     return found | ({} if len(roles) == len(ROLE_OF) else {"may_keep": roles}) | {"bypass": False}
+
+
+def _served(
+    ports: Sequence[Mapping[str, Any]], operands: Sequence[str]
+) -> tuple[dict[int, dict[str, list[str]]], str]:
+    """Returns which roles each port reads and writes, by its number, and what is lost of that. None where the
+    ports do not say it of all operands.
+    """
+    at: dict[tuple[str, str], list[int]] = {}
+    for i, port in enumerate(ports):
+        for entry in port.get("allocation") or []:
+            operand, _, way = (one.strip() for one in str(entry).partition(","))
+            if operand in operands and way in WAYS and i not in at.setdefault((operand, WAYS[way]), []):
+                at[operand, WAYS[way]].append(i)
+    found: dict[int, dict[str, list[str]]] = {}
+    for operand in operands:
+        for way in ("read", "write"):
+            # an input whose writes no port names is written where it is read
+            numbers = at.get((operand, way)) or (at.get((operand, "read")) if operand != "O" else None)
+            if not numbers:
+                return {}, ""
+            found.setdefault(numbers[0], {}).setdefault(way, []).append(ROLE_OF[operand])
+    ways = sorted({f"{way}s of {ROLE_OF[operand]}" for (operand, way), own in at.items() if len(own) > 1})
+    says = (
+        f"{' and '.join(ways)} have two ports there, to either side; here the first of them" if ways else ""
+    )
+    return found, says
 
 
 def _workload(file: str, layers: Sequence[Any], notes: Notes) -> dict[str, Any]:

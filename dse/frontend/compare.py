@@ -338,7 +338,7 @@ def shown(table: Table) -> Table:
             return value
         if value is None:
             return missing
-        unit = " GB/s" if key.endswith(".bandwidth") else ""
+        unit = " GB/s" if key.endswith((".bandwidth", ".write_bandwidth")) else ""
         return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value) + unit
 
     rows = (

@@ -294,7 +294,14 @@ MEMORY: Meanings = {
     "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
     "area_mm2": ("mm2", "of one instance, all banks"),
     "cycle_ns": ("ns", "sram: minimum time between two accesses of an array"),
-    "ports": ("", "shared: reads and writes share the bandwidth; separate: each has it"),
+    "write_bandwidth": ("GB/s", "of writes, where it is not that of reads"),
+    "writes_per_cycle": ("1/cycle", "the same in actions of width_bits; instead of write_bandwidth"),
+    "ports": (
+        "",
+        "shared: reads and writes share the bandwidth; separate: each has it; or a list of ports, each with "
+        "the roles that it serves (read: [weight], write: [output]) and its rate as a multiple of the "
+        "memory's (times: 2)",
+    ),
     "double_buffer": (
         "",
         "the next tile is filled while this one is used: tiles that change take twice their "

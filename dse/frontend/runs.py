@@ -823,7 +823,7 @@ def _quote(key: str, value: Any) -> str:
     """Returns a value as --set takes it, in a shell."""
     text = (
         f"{value:g} GB/s"
-        if key.endswith(".bandwidth")
+        if key.endswith((".bandwidth", ".write_bandwidth"))
         else tables.fact(key, value)
         if key.endswith(".capacity")
         else str(value)

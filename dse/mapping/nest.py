@@ -508,6 +508,11 @@ def _width_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
                 f"share {one.level} {one.tensor}: parts that PEs pass round are counted in one width only; "
                 "leave it out, or `bits` of the machine's memories"
             )
+    for one in mapping.shares if arch.with_ports() else ():
+        yield (
+            f"share {one.level} {one.tensor}: parts that PEs pass round are timed at ports that serve all "
+            "tensors; leave it out, or the ports of the machine's memories"
+        )
 
 
 def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:

@@ -27,6 +27,14 @@ def without_widths(memories: Iterable[str]) -> str:
     return " ".join(f"--set {name}.bits={{}}" for name in memories)
 
 
+def without_ports(memories: Iterable[str]) -> str:
+    """Returns the options by which ports of memories serve all tensors, at one rate."""
+    return " ".join(
+        f"--set {name}.ports=shared --set {name}.write_bandwidth=null --set {name}.writes_per_cycle=null"
+        for name in memories
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
     """The `solver:` block of a study."""
@@ -96,6 +104,23 @@ class SolverOptions:
                 f"itself; leave it out, or the widths ({without_widths(memories)})"
                 for name, values in taken.items()
                 if getattr(self, name) not in values
+            ),
+            "",
+        )
+
+    def ports_refused(self, memories: Sequence[str]) -> str:
+        """Returns why these options do not go with memories whose ports serve some tensors, or writes at
+        another rate than reads, with the fix; "": they do. memories: names of those, at least one.
+        """
+        others = {"schedule": "unfused", "tiling": "mapper", "sharing_gap": 0.0}
+        return next(
+            (
+                f"solver.{name} = {getattr(self, name)} does not time ports that serve some tensors, nor "
+                f"writes apart from reads ({', '.join(f'{name}.ports' for name in memories)}): mappers do, "
+                "for unfused schedules of each machine by itself; leave it out, or the ports "
+                f"({without_ports(memories)})"
+                for name, value in others.items()
+                if getattr(self, name) != value
             ),
             "",
         )

@@ -176,7 +176,8 @@ def solve(
 
 
 def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
-    """Raises ValueError, one line, where widths of elements (`bits` of a memory) would not be priced, or
+    """Raises ValueError, one line, where widths of elements (`bits` of a memory) would not be priced, ports
+    that serve some tensors not be timed, or
     rules for mappings (`mapping` of the machine, `solver.mapping`) not be obeyed: by these options, on a
     machine that prices layouts, or where a rule of the solver names nothing of the workload or tells equal
     einsums apart, which are mapped once.
@@ -185,6 +186,8 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         refused = (options.widths_refused(widths), *(compressed_width(e, arch) for e in workload.einsums))
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
+    if (ports := arch.with_ports()) and (line := options.ports_refused(ports)):
+        raise ValueError(line)
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):

@@ -117,6 +117,21 @@ def load(
         widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
         if widths and (line := solver.widths_refused(widths)):
             faults.add(line)
+        apart = {
+            node.name
+            for node in space.template.nodes
+            if isinstance(node, Memory)
+            and (
+                not isinstance(node.ports, str)
+                or any(
+                    axis.key in (f"{node.name}.write_bandwidth", f"{node.name}.writes_per_cycle")
+                    for axis in space.axes
+                )
+                or (node.write_bandwidth, node.writes_per_cycle) != (None, None)
+            )
+        }
+        if apart and (line := solver.ports_refused(sorted(apart))):
+            faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
                 f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
@@ -285,7 +300,9 @@ def identity(study: Study) -> dict[str, str]:
     found = {f"workloads.{ref.name}": f"{ref.digest} x {ref.weight:g}" for ref in study.workloads}
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     # a key that a machine file does not give leaves its digest as it was before there was the key
-    template = repr(study.space.template).replace(", bits=()", "").replace(", vdd=None", "")
+    template = repr(study.space.template)
+    for absent in ("bits=()", "vdd=None", "write_bandwidth=None", "writes_per_cycle=None"):
+        template = template.replace(f", {absent}", "")
     found["machine"] = f"{study.space.template.name} {digest(template)}"
     found["space"] = ", ".join(axis.key for axis in study.space.axes)
     found |= {f"space.{axis.key}": json.dumps(axis.values) for axis in study.space.axes}

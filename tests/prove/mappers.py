@@ -1,7 +1,7 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
-        [--crowded 2000] [--widths 2000]
+        [--crowded 2000] [--widths 2000] [--ports 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 %, and once more with a budget of a few choices of spatial
 unrollings, which ends most searches: what such an answer says of its gap must hold as well.
@@ -11,7 +11,8 @@ a small one more, on a machine of single and double buffers, all of whose mappin
 does where links and endpoints of networks have a price: each mapping with the loops over PEs in two orders.
 Larger problems on machines with little capacity are searched with and without bounds of outer levels: a
 search that ends answers alike. Levels that narrow or widen elements are enumerated like the others, every
-fourth problem with buffers, every fifth on a network with prices.
+fourth problem with buffers, every fifth on a network with prices; so are levels that say which port serves
+what, every third problem with buffers.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -40,13 +41,14 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.sim.levels.network import Uncounted
 from hw import machine
 from tests.enumeration import Best, enumerated, mappings, padded
-from tests.nests import widened
+from tests.nests import ported, widened
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
 from workloads import catalog
 
 PROVEN = {
     "buffered": 0.0,
     "buffered, widths": 0.0,
+    "buffered, ports": 0.0,
     "networks": 0.0,
 }  # else 0.95: with buffers the search counts less than the evaluator
 BUFFERED, SMALL = 5, 600
@@ -299,6 +301,18 @@ def widths(seed: int, most: int = SMALL) -> list[Told]:
     return answers(seed, "buffered, widths" if buffered else "widths", problem)
 
 
+def with_ports(seed: int, most: int = SMALL) -> list[Told]:
+    """What is wrong with the answers of a problem whose levels say which of their ports serves what."""
+    buffered = seed % 3 == 2
+    problem = buffered_of(seed) if buffered else problem_of(seed, most)
+    problem = replace(
+        problem,
+        arch=ported(problem.arch, problem.einsum),
+        objective=Random(f"ports/{seed}").choice(["latency", "latency", "edp", "energy"]),
+    )
+    return answers(seed, "buffered, ports" if buffered else "ports", problem)
+
+
 def crowded_of(seed: int, most: int) -> Problem:
     """A problem larger than what can be enumerated, on an `edge_array` with little capacity."""
     rng = Random(f"crowded/{seed}")
@@ -379,9 +393,19 @@ def asked(description: str | None, **defaults: int) -> Any:
 
 
 def main() -> int:
-    given = asked(__doc__, problems=10_000, first=0, most=20_000, networks=2_000, crowded=2_000, widths=2_000)
+    given = asked(
+        __doc__,
+        problems=10_000,
+        first=0,
+        most=20_000,
+        networks=2_000,
+        crowded=2_000,
+        widths=2_000,
+        ports=2_000,
+    )
     rows = over(partial(told, most=given.most), given.first, given.problems)
     rows += over(networked, given.first, given.networks)
     rows += over(crowded, given.first, given.crowded)
     rows += over(partial(widths, most=given.most), given.first, given.widths)
+    rows += over(partial(with_ports, most=given.most), given.first, given.ports)
     return summed(rows, ("perfect", "imperfect_spatial"))

@@ -118,6 +118,8 @@ def unsupported(e: Einsum, arch: Arch) -> str:
         return "the machine must have exactly one array, not systolic, below a level"
     if arch.narrows_or_widens():
         return "a level gives elements a width of their own"
+    if arch.with_ports():
+        return "ports of a level serve some tensors, or writes at another rate than reads"
     if levels[0].bypass or len(may_keep(e, levels[0])) < len(e.tensors()):
         return "the machine's outermost level does not hold all tensors"
     if any(level.double_buffer and level.capacity_bits is not None for level in levels):

@@ -38,7 +38,7 @@ from dse.mapper.exact.spatial import (
 )
 from dse.mapping.classes import rank_of
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
-from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role
 from dse.run import deadline
 from dse.sim.counts.actions import (
     accesses_per_elem,
@@ -50,7 +50,6 @@ from dse.sim.counts.actions import (
     op_cycles,
     op_pj,
     passes_array,
-    port,
 )
 from dse.sim.counts.counts import hull
 from dse.sim.counts.latency import any_nonzero
@@ -66,7 +65,7 @@ from dse.sim.counts.terms import (
 )
 from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
-from hw.arch import Arch, Fanout, FieldRole, slots
+from hw.arch import Arch, Fanout, FieldRole, Level, slots
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection, TooLong
 
@@ -857,10 +856,6 @@ def _machine(
     problem, e, arch = problems[0], problems[0].einsum, problems[0].arch
     dims, groups = dims_and_groups(arch.fanouts)
     outside = sorted({g.outside for g in groups})
-    ports = [
-        [parts.index[PartKey("busy", v, v, port(level, action))] for action in ("read", "write")]
-        for v, level in enumerate(arch.levels)
-    ]
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     units = [_unit_widths(p, e, arch) for p in (*e.inputs, e.output)]
     return state.Machine(
@@ -886,7 +881,7 @@ def _machine(
         ),
         double_buffer=np.array([level.double_buffer for level in arch.levels]),
         no_sink=_no_sink_mask(e, arch),
-        ports=np.array(ports, np.int64),
+        ports=np.array(parts.ports, np.int64),
         exposed=np.array(parts.exposed, np.int64),
         through=np.array(parts.through, np.int64),
         position=np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
@@ -984,8 +979,11 @@ class Parts:
     """
 
     index: dict[PartKey, int]
+    ports: tuple[tuple[int, int], ...]  # per level: "busy" of two of its ports, as state.Machine.ports
     exposed: tuple[StallSpan, ...]  # per level
-    through: tuple[tuple[int, int], ...]  # per level (first, last + 1) of "serve", as state.Machine.through
+    # per level (first, last + 1) of "serve", as state.Machine.through, and of "busy" of all other ports of
+    # the level next inside (of the outermost level's own, too): the time until then is never less than them
+    through: tuple[tuple[int, int], ...]
 
     def count(self) -> int:
         """The number P of all parts, with energy, steps and ramps."""
@@ -999,9 +997,14 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
     for all ports with "sequential".
     """
     index: dict[PartKey, int] = {}
-    for v, level in enumerate(arch.levels):
-        for action in ("read", "write"):
-            index.setdefault(PartKey("busy", v, v, port(level, action)), _next_number(index))
+    names = [_port_names(level) for level in arch.levels]
+    ports = []
+    for v, own in enumerate(names):
+        two = [
+            index.setdefault(PartKey("busy", v, v, name), _next_number(index))
+            for name in (own[0], own[:2][-1])
+        ]
+        ports.append((two[0], two[1]))
     stalls: list[StallSpan] = []
     for v, level in enumerate(arch.levels):
         ends = [_next_number(index)]
@@ -1009,14 +1012,12 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
         # a fill reads at outer levels and writes at this one, a drain the other way round
         for kind, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
             for u in range(v + 1) if has_stalls else ():
-                if arch.levels[u].bandwidth < inf:
-                    key = PartKey(
-                        "drain" if kind == "drain" and level.double_buffer else "fill",
-                        v,
-                        u,
-                        port(arch.levels[u], inner if u == v else outer),
-                    )
-                    index.setdefault(key, ends[0] if exposed == "sequential" else _next_number(index))
+                for name in _port_names(arch.levels[u], inner if u == v else outer):
+                    if arch.levels[u].bandwidth < inf:
+                        key = PartKey(
+                            "drain" if kind == "drain" and level.double_buffer else "fill", v, u, name
+                        )
+                        index.setdefault(key, ends[0] if exposed == "sequential" else _next_number(index))
             ends.append(_next_number(index))
         begin, fills_end, drains_end = ends
         stalls.append(StallSpan(begin, fills_end if level.double_buffer else drains_end, drains_end))
@@ -1024,11 +1025,22 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
     for v in range(len(arch.levels)):
         begin = _next_number(index)
         can_stall = stalls[v].begin < stalls[v].drains_end
-        for u, action in product(range(v + 1), ("read", "write")) if can_stall else ():
-            if arch.levels[u].bandwidth < inf:
-                index.setdefault(PartKey("serve", v, u, port(arch.levels[u], action)), _next_number(index))
+        for u in range(v + 1) if can_stall else ():
+            for name in names[u] if arch.levels[u].bandwidth < inf else ():
+                index.setdefault(PartKey("serve", v, u, name), _next_number(index))
+        for u in (0, 1) if v == 0 else (v + 1,):
+            for name in names[u][2:] if u < len(names) else ():
+                index[PartKey("busy", u, u, name)] = _next_number(index)
         serves.append((begin, _next_number(index)))
-    return Parts(index, tuple(stalls), tuple(serves))
+    return Parts(index, tuple(ports), tuple(stalls), tuple(serves))
+
+
+def _port_names(level: Level, *actions: str) -> list[str]:
+    """The ports of a level that serve these actions (none: reads and writes), of any tensor."""
+    found = (
+        level.port(role, action)[0] for action in actions or ("read", "write") for role in level.may_keep
+    )
+    return list(dict.fromkeys(found))
 
 
 def _next_number(index: Dict[PartKey, int]) -> int:
@@ -1429,8 +1441,9 @@ def _link(
         level = levels[v]
         elem_bits = bits_at(level, tensors[x], e, arch)
         pj = level.read_pj if action == "read" else level.write_pj
-        side = port(level, action)
-        cycles = elem_cycles(level, elem_bits) * scale
+        of = role(e, tensors[x])
+        side = level.port(of, action)[0]
+        cycles = elem_cycles(level, elem_bits, of, action) * scale
         moved_line_bits = (
             line_bits
             if v == parent

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dse.mapping.nest import bits_at
+from dse.mapping.nest import bits_at, role
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
@@ -82,16 +82,10 @@ def accesses_per_elem(level: Level, bits: int) -> float:
     return bits / level.width_bits
 
 
-def elem_cycles(level: Level, bits: int) -> Number:
-    """Returns the cycles that an element keeps a port busy."""
-    return accesses_per_elem(level, bits) / level.bandwidth
-
-
-def port(level: Level, action: str) -> str:
-    """Returns the port of a level that an action uses: one for all actions ("both"), or one each for reads
-    and writes.
-    """
-    return action if level.ports == "separate" else "both"
+def elem_cycles(level: Level, bits: int, tensor_role: str, action: str) -> Number:
+    """Returns the cycles that reading or writing an element keeps its port busy."""
+    accesses, times = accesses_per_elem(level, bits), level.port(tensor_role, action)[1]
+    return accesses / level.bandwidth if times == 1 else accesses / (level.bandwidth * times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +114,14 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
         elif action == "fold":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
         elif action != "merge" and any_nonzero(
-            cycles := elem_cycles(level := arch.levels[order[name]], bits_at(level, tensor, e, arch))
+            cycles := elem_cycles(
+                level := arch.levels[order[name]],
+                bits_at(level, tensor, e, arch),
+                of := role(e, tensor),
+                action,
+            )
         ):
-            key = order[name], port(level, action)
+            key = order[name], level.port(of, action)[0]
             ports[key] = [
                 sum_before + n * cycles
                 for sum_before, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)

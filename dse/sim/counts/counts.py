@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
 
-from dse.mapping.nest import Loop, Mapping, Store, bits_at
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, role
 from dse.sim.counts.actions import Key
 from dse.sim.counts.terms import (
     Formulas,
@@ -126,20 +126,19 @@ def instance_counts(sums: NestSums) -> dict[Key, Elems]:
 def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
     """Returns, for each row, the total and the count of the instance whose port is the busiest."""
     instance_count = len(next(iter(rows.values()))[1])
-    busiest_index: dict[tuple[str, str], int] = {}
+    busiest_index: dict[Key, int] = {}
     for level in arch.levels if instance_count > 1 else ():
-        for actions in (("read",), ("write",)) if level.ports == "separate" else (("read", "write"),):
-            own = [
-                (bits_at(level, key[1], e, arch), per_instance)
-                for key, (_, per_instance) in rows.items()
-                if key[0] == level.name and key[2] in actions
-            ]
-            port_bits = [
-                sum(bits * per_instance[i] for bits, per_instance in own) for i in range(instance_count)
-            ]
-            busiest_index |= {(level.name, action): port_bits.index(max(port_bits)) for action in actions}
+        ports: dict[str, list[tuple[Key, float]]] = {}  # by port: its rows, and bits per element at its rate
+        for key in rows:
+            if key[0] == level.name:
+                name, times = level.port(role(e, key[1]), key[2])
+                bits = bits_at(level, key[1], e, arch)
+                ports.setdefault(name, []).append((key, bits if times == 1 else bits / times))
+        for own in ports.values():
+            port_bits = [sum(bits * rows[key][1][i] for key, bits in own) for i in range(instance_count)]
+            busiest_index |= dict.fromkeys((key for key, _ in own), port_bits.index(max(port_bits)))
     return tuple(
-        Count(*key, total, per_instance[busiest_index.get((key[0], key[2]), 0)])
+        Count(*key, total, per_instance[busiest_index.get(key, 0)])
         for key, (total, per_instance) in rows.items()
         if total
     )

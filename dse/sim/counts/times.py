@@ -34,8 +34,8 @@ from functools import partial
 from math import nan
 from typing import Literal
 
-from dse.mapping.nest import bits_at
-from dse.sim.counts.actions import elem_cycles, op_cycles, port
+from dse.mapping.nest import bits_at, role
+from dse.sim.counts.actions import elem_cycles, op_cycles
 from dse.sim.counts.latency import (
     Number,
     PortTimes,
@@ -101,8 +101,8 @@ class NestTiming:
     e: Einsum
     arch: Arch
     links: list[LevelLink]
-    # (level, tensor) -> cycles per element, of ports that are not infinitely fast
-    rates: dict[tuple[int, str], Number]
+    # (level, tensor, action) -> port, and cycles per element, of ports that are not infinitely fast
+    rates: dict[tuple[int, str, str], tuple[str, Number]]
     wants_interval: bool = True  # whether the initiation interval is wanted, too
     # traffic of a link in the counted iterations (`_flow`) or in whole periods (`_all_traffic`)
     memo: dict[tuple[object, ...], PortCycles] = field(default_factory=dict)
@@ -134,11 +134,13 @@ def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Nest
                 numbers[link.rests_at - 1] if slides else -1,
             )
         )
+    tensors = [(p.tensor, role(e, p.tensor)) for p in e.tensors()]
     rates = {
-        (v, tensor): rate
+        (v, tensor, action): (level.port(of, action)[0], rate)
         for v, level in enumerate(arch.levels)
-        for tensor in (p.tensor for p in e.tensors())
-        if any_nonzero(rate := elem_cycles(level, bits_at(level, tensor, e, arch)))
+        for tensor, of in tensors
+        for action in ("read", "write")
+        if any_nonzero(rate := elem_cycles(level, bits_at(level, tensor, e, arch), of, action))
     }
     return NestTiming(sums, e, arch, links, rates, wants_interval)
 
@@ -238,12 +240,13 @@ def _flow(timing: NestTiming, one: LevelLink, kind: Traffic, trips_counted: Trip
             ],
         }
         for v, action, terms_of, skips in ends[kind]:
-            if (v, tensor) in timing.rates:
+            if (v, tensor, action) in timing.rates:
+                own_port, rate = timing.rates[v, tensor, action]
                 terms = terms_of(timing.sums.formulas, one.link, True, trips_counted)
                 if skips:
                     terms = (*terms, *terms_of(timing.sums.formulas, one.link, True, trips_counted, True))
-                cycles = [n * timing.rates[v, tensor] for n in timing.sums.by_instance(terms)]
-                found = _total([found, {(v, port(timing.arch.levels[v], action)): cycles}])
+                cycles = [n * rate for n in timing.sums.by_instance(terms)]
+                found = _total([found, {(v, own_port): cycles}])
         timing.memo[key] = found
     return timing.memo[key]
 

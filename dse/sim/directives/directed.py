@@ -121,12 +121,19 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
             f"{where}, {ordered[0]}: tiles that overlap are not counted in order; begin the file with "
             f'"{FIRST_LINE_WHOLE}" to fetch tiles whole, as a nest does, or leave the words in order out'
         )
-    if arch.models_layout() or arch.narrows_or_widens() or any(f.systolic for f in arch.fanouts):
+    if (
+        arch.models_layout()
+        or arch.narrows_or_widens()
+        or arch.with_ports()
+        or any(f.systolic for f in arch.fanouts)
+    ):
         what = (
             "lines, rows or banks"
             if arch.models_layout()
             else "widths that memories give elements (`bits`)"
             if arch.narrows_or_widens()
+            else "ports that serve some tensors, or writes apart from reads,"
+            if arch.with_ports()
             else "the ramp of a systolic array"
         )
         raise ValueError(

@@ -54,6 +54,10 @@ class Machines(NamedTuple):
     # [machines, V, roles] bits of an element by role, in the order of ROLES; 0: as elsewhere
     elem_bits: Ints
     separate: Bools  # [machines, V] whether reads and writes have separate ports
+    # [machines, V, roles] where a level says which port serves what: the port of what a mapping must move of
+    # a role (reads of inputs, writes of outputs), else -1; the rate of that port over the level's
+    own_port: Ints
+    port_times: Floats
     sizes: Ints  # [machines, D] PEs along the dimension
     # [machines, D, 2] whether PEs along the dimension share reads (multicast), and writes (spatial reduction)
     shares: Bools
@@ -260,6 +264,17 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
         compute = _steps(a.points[e], mac_units) * a.share[e] / m.ops_per_cycle[i]
     else:
         compute = a.computed[e] / m.alu_per_cycle[i]
+    if m.own_port[i, 0, 0] >= 0:
+        busiest: float = compute
+        ports = m.own_port[i, 0]
+        for port in ports:
+            port_cycles = 0.0
+            for x in range(a.operands[e]):
+                if ports[a.role[e, x]] == port:
+                    accesses = a.elems[e, x] * (a.bits[e, x] or m.word_bits[i]) / m.width_bits[i, 0]
+                    port_cycles += accesses / (m.bandwidth[i, 0] * m.port_times[i, 0, a.role[e, x]])
+            busiest = max(busiest, port_cycles)
+        return busiest
     read = written = 0.0
     for x in range(a.operands[e]):
         bits = a.elems[e, x] * (a.bits[e, x] or m.word_bits[i])

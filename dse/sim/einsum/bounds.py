@@ -326,6 +326,13 @@ def _cycles(n: Needs, r: Rates) -> float:
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute
+    if not isinstance(outer.ports, str):
+        port_cycles: dict[str, float] = {}
+        for p, (elems, bits, write) in zip(n.einsum.tensors(), n.operands, strict=True):
+            port, times = outer.port(role(n.einsum, p.tensor), "write" if write else "read")
+            accesses = elems * (bits or r.arch.word_bits) / outer.width_bits
+            port_cycles[port] = port_cycles.get(port, 0.0) + accesses / (outer.bandwidth * times)
+        return max(compute, *port_cycles.values())
     moved_bits = [0.0, 0.0]
     for elems, bits, write in n.operands:
         moved_bits[write] += elems * (bits or r.arch.word_bits)

@@ -40,6 +40,13 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     if lines := list(_order_faults(workload, schedule)):
         return lines
     g = graph(workload, schedule)
+    if arch.with_ports() and not schedule.is_unfused():
+        return [
+            "einsums share loops, tensors or time, which is not timed at ports that serve some tensors, nor "
+            f"with writes apart from reads; {arch.name} has "
+            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, or "
+            "take ports: shared and no write_bandwidth and writes_per_cycle"
+        ]
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
     elif lines := [

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from dse.mapping.nest import Mapping
-from dse.sim.counts.actions import bits_of, elem_cycles, port
+from dse.mapping.nest import Mapping, role
+from dse.sim.counts.actions import bits_of, elem_cycles
 from dse.sim.counts.counts import nest_sums
 from dse.sim.counts.times import first_fills
 from dse.sim.einsum import boundary
@@ -122,10 +122,12 @@ def _busy(one: Placed, cost: EinsumCost) -> Ports:
     """Returns the busy cycles of every port, at the busiest instance."""
     bits, found = bits_of(one.einsum, one.arch), Ports()
     for v, level in enumerate(one.arch.levels):
-        found |= {(v, port(level, action)): 0.0 for action in ("read", "write")}
+        found |= {(v, level.port("input", action)[0]): 0.0 for action in ("read", "write")}
         for row in cost.counts:
             if row.level == level.name:
-                found[v, port(level, row.action)] += row.busiest_elems * elem_cycles(level, bits[row.tensor])
+                of = role(one.einsum, row.tensor)
+                cycles = elem_cycles(level, bits[row.tensor], of, row.action)
+                found[v, level.port(of, row.action)[0]] += row.busiest_elems * cycles
     return found
 
 
