@@ -280,7 +280,7 @@ def test_nodes_that_joined_and_were_lost_are_counted() -> None:
     for number in (0, 1, 2):
         assert list(pool._on_lost(loop, loop.slots[number], ActorDiedError())) == []
         found.append(counted())
-    loop.slots[2].actor, loop.slots[2].ready_ref = object(), 3
+    loop.slots[2].actor, loop.slots[2].ready_ref, loop.slots[2].backoff_until = object(), 3, 0.0
     loop.outstanding[3] = loop.slots[2]
     pool._on_ready(loop, loop.slots[2])  # on the node of actor 1
     found.append(counted())
