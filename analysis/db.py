@@ -31,7 +31,6 @@ from analysis import advice, computed, origin
 from analysis.computed import Computed, literal, nodes
 from dse.explain.units import COLUMN_KEY, NOTE_KEY, bare
 from dse.run import folder as folders
-from dse.run import record
 from dse.run.folder import NONDOMINATED, Damaged
 from dse.run.temporary import private_folder
 from dse.study import pareto
@@ -1065,9 +1064,8 @@ def _line(error: BaseException) -> str:
     if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
         text = wrong[1].replace("'", "''")
         return f"{message}; a text stands in single quotes: '{text}'"
-    # machines, and so designs, say under a name of other tables why a machine has no point
-    if (name := AMBIGUOUS.search(message)) and (column := record.TABLES["machines"].get(name[1])):
-        return f"{message}; of machines and designs it is: {column.meaning}"
+    if (name := AMBIGUOUS.search(message)) and name[1] in ("einsum", "workload"):
+        return f"{message}; that of machines and designs is where a machine is infeasible, else NULL"
     if (no_number := NO_NUMBER.search(message)) and (number := bare(no_number[1])) is not None:
         return f"{message}; columns hold bare numbers: write {number:.15g}"
     return message
