@@ -129,6 +129,7 @@ SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 # a name that is no column, and those that DuckDB offers for it
 NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
+AMBIGUOUS = re.compile(r'Ambiguous reference to column name "([^"]*)"')
 NO_NUMBER = re.compile(r"Could not convert string '([^']*)' to ")
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
@@ -1063,6 +1064,8 @@ def _line(error: BaseException) -> str:
     if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
         text = wrong[1].replace("'", "''")
         return f"{message}; a text stands in single quotes: '{text}'"
+    if (name := AMBIGUOUS.search(message)) and name[1] in ("einsum", "workload"):
+        return f"{message}; that of machines and designs is where a machine is infeasible, else NULL"
     if (no_number := NO_NUMBER.search(message)) and (number := bare(no_number[1])) is not None:
         return f"{message}; columns hold bare numbers: write {number:.15g}"
     return message

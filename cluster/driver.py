@@ -124,6 +124,8 @@ class Status:
     workers: int  # wanted
     workers_live: int  # that answer now
     workers_busy: int  # those of them that have a lease
+    nodes: int  # nodes of the Ray cluster whose workers took leases in this session
+    nodes_lost: int  # those of them that had no worker that answers when last looked at
     waiting: str  # what workers that were asked for wait for; "": nothing
     address: str  # of the Ray cluster that the run joined; "": it started one, or solves in its own process
     rate: float  # machines per second: of the last minute, at first of this session
@@ -1223,6 +1225,8 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         workers=run.slots,
         workers_live=run.worker_stats.live if run.is_looping else 0,
         workers_busy=run.worker_stats.busy if run.is_looping else 0,
+        nodes=run.worker_stats.nodes,
+        nodes_lost=run.worker_stats.nodes_lost,
         waiting=run.worker_stats.waiting if run.is_looping else "",
         address=run.address,
         rate=rate,

@@ -965,6 +965,10 @@ def _watch(pool: Pool) -> None:
     pool.worker_stats.live = len(pool.slots) - len(pool.not_live)
     pool.worker_stats.busy = pool.worker_stats.live - len(pool.idle)
     if now - pool.asked_at > WAITING_S:
+        pool.worker_stats.nodes = len(pool.on_node)
+        pool.worker_stats.nodes_lost = sum(
+            own.keys() <= pool.not_live.keys() for own in pool.on_node.values()
+        )
         pool.asked_at, pool.worker_stats.waiting = now, _waiting_text(pool)
     if pool.worker_stats.live:
         pool.last_live_at = now

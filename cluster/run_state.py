@@ -38,6 +38,8 @@ class WorkerStats:
 
     live: int = 0  # workers that answer now
     busy: int = 0  # those of them that have a lease
+    nodes: int = 0  # nodes whose workers took leases
+    nodes_lost: int = 0  # those of them that had no worker that answers when last looked at
     waiting: str = ""  # what the others wait for; "": nothing
     busy_s: float = 0.0  # seconds that workers spent on leases
     retries: int = 0  # leases sent again because their actor was lost

@@ -275,7 +275,7 @@ def device(node_nm: float, cell: str) -> Device:
 
 
 @lru_cache
-def _logic_v() -> float:
+def logic_v() -> float:
     """Returns the voltage at which the tables of logic give energies."""
     (volts,) = {float(row["volts"]) for row in rows("logic_scaling")}
     return volts
@@ -853,7 +853,7 @@ def at_vdd(spec: Machine, row: Row) -> Row:
     if spec.vdd is None:
         return row
     one = _device_of(spec)
-    energy = energy_factor(spec.vdd, one.nominal_v if isinstance(row, Sram) else _logic_v())
+    energy = energy_factor(spec.vdd, one.nominal_v if isinstance(row, Sram) else logic_v())
     delay, leakage = one.delay_factor(spec.vdd), one.leak_factor(spec.vdd)
     factors = {"leak_mw": leakage, "access_ns": delay, "cycle_ns": delay}
     factors |= dict.fromkeys(("read_pj", "write_pj", "mac_pj", "alu_pj"), energy)

@@ -1006,6 +1006,19 @@ def test_list_without_a_word_names_the_words(tmp_path: Path) -> None:
     assert f"use one of {', '.join(words)};" in wrong.stderr
 
 
+def test_weights_are_what_the_file_names_wherever_they_stand(tmp_path: Path) -> None:
+    """First or second operand; two activations have none; a file that names none is noted."""
+    texts = ("Q[q,d] += WQ[e,d] * X[q,e]", "S[q,c] += Q[q,d] * K[c,d]", "O[q,d] += S[q,c] * V[c,d]")
+    path = tmp_path / "attention.yaml"
+    rows = []
+    for weights in ("weights: [WQ]", ""):
+        path.write_text(f"extents: {{q: 4, c: 6, d: 8, e: 2}}\neinsums: {json.dumps([*texts])}\n{weights}\n")
+        line, layers = check.file(str(path))
+        rows.append([(layer.weights, layer.inputs) for layer in layers])
+        assert ("names no weights, so WQ, X, K, V count as inputs" in line) == (not weights)
+    assert rows == [[(16, 8), (0, 80), (0, 72)], [(0, 24), (0, 80), (0, 72)]]
+
+
 def test_check_of_good_files(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(STUDY)
     (tmp_path / "ffn.yaml").write_text(

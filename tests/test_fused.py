@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations, product
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -459,3 +461,20 @@ nodes:
     found = dse.map(str(tmp_path / "two.yaml"), str(tmp_path / "npu.yaml"), **{"solver.schedule": "fused"})
     assert "retain GBUF A 1" in found.schedule
     assert found.totals["optimality_gap"] < 0.02
+
+
+def test_labels_on_both_sides_of_an_einsum_agree() -> None:
+    """Against every pair: one segment on both sides, or one that begins or ends there, and no other."""
+    rng = Random(5)
+    for _ in range(amount(200)):
+        n = rng.randint(2, 8)
+        spans = [span for span in combinations(range(n), 2) if rng.random() < 0.5]
+        segments = [SimpleNamespace(first=a, last=b) for a, b in spans for _ in range(rng.randint(1, 2))]
+        for i in range(n):
+            left, right = ([None, *(s for s in segments if s.first <= j < s.last)] for j in (i - 1, i))
+            agreeing = [
+                (a, b)
+                for (a, x), (b, y) in product(enumerate(left), enumerate(right))
+                if (x and x is y) or (x and not y and x.last == i) or (y and not x and y.first == i)
+            ]
+            assert fused._agreeing_labels(i, left, right) == agreeing  # type: ignore[arg-type]

@@ -237,6 +237,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("command", "unneeded"),
     [
         (("sql", "SELECT min(energy_pj) FROM points"), STORED_NEEDS_NO),
+        (("status",), (*STORED_NEEDS_NO, "duckdb", "moocore", "dse.sim", "dse.mapper", "analysis.db")),
         (("pareto",), SOLVERS),
         (("show", "best"), SOLVERS),
     ],

@@ -263,6 +263,30 @@ def test_live_and_busy_workers_are_counted() -> None:
     assert (loop.worker_stats.live, loop.worker_stats.busy) == (2, 0)
 
 
+def test_nodes_that_joined_and_were_lost_are_counted() -> None:
+    """Actors 0 and 2 are on one node, 1 on another: a node is lost with the last of its workers, and back
+    with the first that answers.
+    """
+    loop = loop_of(3)
+    loop.calls = Nodes(0)
+    loop.head_answered_at = time.monotonic()
+
+    def counted() -> tuple[int, int]:
+        loop.asked_at = 0.0
+        pool._watch(loop)
+        return loop.worker_stats.nodes, loop.worker_stats.nodes_lost
+
+    found = [counted()]
+    for number in (0, 1, 2):
+        assert list(pool._on_lost(loop, loop.slots[number], ActorDiedError())) == []
+        found.append(counted())
+    loop.slots[2].actor, loop.slots[2].ready_ref, loop.slots[2].backoff_until = object(), 3, 0.0
+    loop.outstanding[3] = loop.slots[2]
+    pool._on_ready(loop, loop.slots[2])  # on the node of actor 1
+    found.append(counted())
+    assert found == [(2, 0), (2, 0), (2, 1), (2, 2), (2, 1)]
+
+
 def test_a_run_without_actors_ends_when_the_study_says() -> None:
     loop = pool.Pool(Nodes(0), None, 2, lambda actor, line: None, WorkerStats(), starved_s=60.0)
     loop.last_live_at, loop.head_answered_at = time.monotonic() - 59.0, time.monotonic()

@@ -542,6 +542,12 @@ def test_designs_have_no_ambiguous_column(home: Path) -> None:
     assert joined.num_rows > 0
 
 
+def test_a_name_of_two_tables_is_asked_for_by_its_table(home: Path) -> None:
+    with pytest.raises(ValueError, match=r'use: "e.einsum" or "d.einsum".*is infeasible, else NULL') as e:
+        runs.open(home / "run").sql("SELECT einsum FROM einsums e JOIN designs d USING (machine)")
+    assert "\n" not in str(e.value)
+
+
 def test_grammar(home: Path) -> None:
     """--format json everywhere, options before and after arguments, -x,y as objectives."""
     said = json.loads("".join(lines(home, 80, "show", "--format", "json", "run", "best")))

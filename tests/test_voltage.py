@@ -65,6 +65,26 @@ def test_a_clock_above_that_of_the_nominal_voltage_is_said() -> None:
         )
 
 
+def test_that_logic_with_a_voltage_is_not_that_of_the_tables_is_said() -> None:
+    custom = replace(MAC, kind="custom", mac_pj=1.0, alu_pj=1.0, leak_mw=0.0, area_mm2=0.0)
+    own = replace(EDGE, word_bits=8, nodes=(*EDGE.nodes[:-1], custom))
+    flops = space.override(own, {"regf.kind": "register", "regf.capacity": "64 B"})
+    high = space.override(EDGE, {"cell": "hp"})  # nominal at 0.9 V, as the tables of logic are
+    said = {
+        name: [line for line in check.machine_lines(spec, build(spec)) if "logic" in line]
+        for name, spec in {
+            "none": at(None),
+            "nominal": at(0.6),
+            "own": at(0.6, spec=own),
+            "flops": at(0.6, spec=flops),
+            "tables": at(0.9, spec=high),
+        }.items()
+    }
+    assert [name for name in said if said[name]] == ["nominal", "flops"]
+    share = build(at(0.6)).compute.mac_pj / build(at(None)).compute.mac_pj
+    assert f"are {share:.3g} of those without vdd" in said["nominal"][0]
+
+
 def test_the_law_by_hand() -> None:
     one = device(45, "lop")  # 0.7 V, vth 0.22599, alpha 1.39, exponent 5, 19.601 ps
     assert isclose(one.delay_factor(0.6), 0.6 / 0.7 * (0.47401 / 0.37401) ** 1.39)

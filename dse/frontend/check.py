@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache as cache_in_memory
 from importlib.metadata import version
 from itertools import chain, product
-from math import floor, inf
+from math import floor, inf, isclose
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from dse.run import cache, folder, record
 from hw import component, machine
 from hw.arch import Array, MacUnit, Memory
 from hw.space import Space, Unbuildable, apply, decode, override, values
+from hw.voltage import energy_factor
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
@@ -106,7 +107,7 @@ def machine_lines(spec: Machine, arch: Arch) -> list[str]:
         *_far_from_tables(spec, arch),
         *_unlike_tables(spec, arch),
     )
-    notes = *_fast(spec), *_slow(spec, arch)
+    notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch)
     return [*(f"note: {line}" for line in notes), *(f"warning: {line}" for line in warnings)]
 
 
@@ -206,6 +207,26 @@ def _fast(spec: Machine) -> Iterator[str]:
         yield (
             f"clock_mhz = {spec.clock_mhz:g} is above the {highest:.4g} MHz that MAC units reach at the "
             f"nominal voltage (docs/model.md, Supply voltage); {cure}"
+        )
+
+
+def _below_tables(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line where logic of a machine with vdd costs less or more than without, whose tables are at
+    another voltage than the nominal one.
+    """
+    if arch.vdd is None or isclose(arch.vdd, logic_v := component.logic_v()):
+        return
+    if any(
+        node.kind != "custom"
+        if isinstance(node, MacUnit)
+        else isinstance(node, Memory) and node.kind == "register"
+        for node in spec.nodes
+    ):
+        factor = energy_factor(arch.vdd, logic_v)
+        yield (
+            f"vdd = {arch.vdd:g}: energies of logic (MAC units, registers) are {factor:.3g} of those without "
+            f"vdd, which are at {logic_v:g} V (docs/model.md, Supply voltage); compare machines that all "
+            "give vdd"
         )
 
 
@@ -360,7 +381,26 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
         f"{workload.parameters} parameters{fused}"
     )
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
-    return line + types + _warning(workload), layer_table(workload)
+    return line + types + _unnamed_weights(source, workload) + _warning(workload), layer_table(workload)
+
+
+def _unnamed_weights(source: str, workload: Workload) -> str:
+    """Returns a note on a file of einsums that names no weights: which tensors may be meant."""
+    from workloads import catalog
+    from workloads.graph import AGAIN
+
+    if workload.weights or Path(catalog.file_in(source)[1]).suffix not in (".yaml", ".yml"):
+        return ""
+    made = {e.output.tensor for e in workload.einsums} | {read for _, read in workload.loop_state}
+    read = (p.tensor for e in workload.einsums if len(e.inputs) > 1 for p in e.inputs)
+    given = [name for name in dict.fromkeys(read) if name not in made and not AGAIN.search(name)]
+    listed = ", ".join(given[:MAX_ODD]) + ", ..." * (len(given) > MAX_ODD)
+    return (
+        f"\nnote: the file names no weights, so {listed} count as inputs; name those that are the same in "
+        "every run: weights: [...]"
+        if given
+        else ""
+    )
 
 
 class Sparsity(NamedTuple):

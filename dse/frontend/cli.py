@@ -231,6 +231,8 @@ STATUS_FIRST = (
     "utilization",
     "workers_live",
     "workers_busy",
+    "nodes",
+    "nodes_lost",
     "retries",
     "damaged",
     "notes",

@@ -27,7 +27,7 @@ multiplied at the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, prod
 from typing import Literal
@@ -171,6 +171,11 @@ class _Part:
     values: Floats  # [rows, SUMS + levels + reservations] sums, peaks, open reservations
     reservations: tuple[str, ...]  # names of the reservations to which another part may add
     origin: _Origin
+    minimums: Floats = field(init=False)  # [columns of values] inf without rows
+
+    def __post_init__(self) -> None:
+        """Takes the minimums once: bounds of each other part ask for them."""
+        object.__setattr__(self, "minimums", self.values.min(axis=0, initial=inf))
 
     def select(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> _Part:
         return replace(
@@ -293,7 +298,7 @@ class _Elimination:
             is_possible &= (
                 part.values[:, cost_columns + i]
                 + sum(
-                    _minimum(p, cost_columns + p.reservations.index(name))
+                    p.minimums[cost_columns + p.reservations.index(name)]
                     for p in other_parts
                     if name in p.reservations
                 )
@@ -319,7 +324,7 @@ class _Elimination:
         """Returns lower bounds [rows] on the objective value of any answer that contains a row: its own sums
         plus the minimum of every other part.
         """
-        minimum_sums = np.array([sum(_minimum(p, column) for p in other_parts) for column in range(SUMS)])
+        minimum_sums = sum((p.minimums[:SUMS] for p in other_parts), np.zeros(SUMS))
         return ranking_values(part.values[:, :SUMS] + minimum_sums, self.ranking)
 
     def beam(self, part: _Part, other_parts: Sequence[_Part], max_rows: int) -> _Part:
@@ -389,11 +394,6 @@ def _rows_of_tables(origin: _Origin, row: int, table_count: int) -> tuple[int, .
                 for parent, parent_row in zip(origin.parents, origin.rows[row], strict=True)
             ]
     return tuple(found)
-
-
-def _minimum(part: _Part, column: int) -> float:
-    """Returns the minimum of a column, inf without rows."""
-    return float(part.values[:, column].min()) if len(part.values) else inf
 
 
 def _groups(labels: Ints) -> Ints:

@@ -501,13 +501,10 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
             ]
         if not rows and not boundaries:
             return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
+        left, right = (segments_by_boundary.get(j, [None]) for j in (i - 1, i))
         boundary_labels = [
-            b
-            for b in product(*(range(len(segments_by_boundary[j])) for j in boundaries))
-            if any(b)
-            and _labels_agree(
-                i, {j: segments_by_boundary[j][at] for j, at in zip(boundaries, b, strict=True)}
-            )
+            tuple(at for j, at in zip((i - 1, i), pair, strict=True) if j in boundaries)
+            for pair in _agreeing_labels(i, left, right)
         ]
         rows += [
             Row((*b, *live_labels, *[0] * len(nodes)), None, None)
@@ -528,15 +525,18 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
     return graph_factors
 
 
-def _labels_agree(i: int, at: dict[int, Members | None]) -> bool:
-    """True if the labels on both sides of einsum i agree: the same segment on both sides, or a segment that
-    begins or ends with it on one side. at: by boundary (position of the einsum left of it), the segment that
-    crosses it; None: none does.
+def _agreeing_labels(
+    i: int, left: Sequence[Members | None], right: Sequence[Members | None]
+) -> list[tuple[int, int]]:
+    """Returns the labels (left, right of einsum i) that agree, in order: a segment that begins or ends with i
+    on one side, or the same segment on both. left, right: the segment that each label stands for, None first.
     """
-    left, right = at.get(i - 1), at.get(i)
-    if left and right:
-        return left is right
-    return (left is not None and left.last == i) or (right is not None and right.first == i)
+    on_right = {id(m): at for at, m in enumerate(right) if m}
+    begins = [(0, at) for at, m in enumerate(right) if m and m.first == i]
+    crosses = [
+        (at, on_right.get(id(m), 0)) for at, m in enumerate(left) if m and (m.last == i or id(m) in on_right)
+    ]
+    return begins + crosses
 
 
 def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], graph_factors: GraphFactors) -> None:
