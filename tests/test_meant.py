@@ -99,7 +99,7 @@ FILES = {  # in a machine, a workload or a study: what stands there -> what is w
     ("machine", "128 KiB", "128KB"): 'write a number with B, KiB, MiB or GiB, e.g. "128 KiB"',
     ("machine", "{x: 16, y: 16}", "16x16"): "write e.g. {x: 16, y: 16}",
     ("machine", "int8", "INT8"): "int8?",
-    ("machine", "lpddr4", "hbm"): "hbm2?",
+    ("machine", "lpddr4", "hbm"): "hbm3?",
     ("machine", "width_bits: 256", "width_bits: 256, bandwidth: 16"): '"12.8 GB/s"',
     ("workload", "+=", "="): "lacks rank k; write += to add up over it",
     ("workload", "k: 48", "k: 48.5"): "extents.k = 48.5 must be a whole number",
