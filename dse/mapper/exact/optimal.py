@@ -160,7 +160,7 @@ class Prices:
 
         Where the lower bound of any mapping reaches the goal, nothing is searched. Else, with at most
         MAX_UNROLLINGS unrollings, any saving counts (the goal is inf): to search them to the optimum takes a
-        millisecond or two.
+        millisecond or two as a rule, seconds where tensors crowd a small buffer.
 
         Where networks have a price the optimum of perfect factors is always priced, as an answer to fall back
         on: hops of the imperfect one may not be counted, or be more than the search counts.
