@@ -427,7 +427,7 @@ def front(
     distinct = distinct or at_knee
     if epsilon is not None and at_knee:
         raise QueryError("--epsilon and --knee: the knee is one point; leave one of both out")
-    if epsilon is not None and not epsilon >= 0:
+    if epsilon is not None and not 0 <= epsilon < np.inf:
         raise QueryError(f"--epsilon {epsilon:g}: a share from 0 on, e.g. 0.05")
     refresh(con)
     names, designs = _objective_columns(con, objectives), _columns(con, "designs")
@@ -1024,7 +1024,7 @@ def _checked(
         if is_number != (not isinstance(one, str)):
             kind = "number" if is_number else "name of a column in single quotes"
             raise QueryError(f"{macro}: {key} = {shown} has {one!r}, no {kind}; give e.g. {ARGUMENTS[key]}")
-        if key == "epsilon" and not float(one) >= 0:
+        if key == "epsilon" and not 0 <= float(one) < np.inf:
             raise QueryError(f"{macro}: epsilon = {shown}: a share from 0 on, e.g. 0.05")
         if is_number or not columns:
             continue

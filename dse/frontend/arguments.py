@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from math import inf
 from typing import NoReturn
 
 TABLES = ("table", "csv", "json", "parquet")
@@ -97,14 +96,11 @@ def _seconds(text: str) -> float:
 
 def _share(text: str) -> float:
     try:
-        found = float(text)
+        return float(text)
     except ValueError:
         is_percent = re.fullmatch(r"[0-9.]+ ?%", text)
         advice = f"write {float(text[:-1]) / 100:g}" if is_percent else "give e.g. 0.05"
         raise argparse.ArgumentTypeError(f"{text} is no share; {advice}") from None
-    if found == inf:
-        raise argparse.ArgumentTypeError(f"{text} is no share; give e.g. 0.05")
-    return found
 
 
 def _days(text: str) -> float:
