@@ -819,7 +819,7 @@ def least_vdd_of(spec: Machine, node: Memory | MacUnit) -> float:
     elif (node := with_table(spec, node)).kind == "sram" and node.cycle_ns is None:
         array_cycle = _sram_of(spec, node).cycle_ns * clock_ghz
         cycles = 1 if node.slow == "infeasible" else max(1, ceil(array_cycle - 1e-9))
-        rate = max(_given_rate(node, clock_ghz) or 0.0, _given_write_rate(node, clock_ghz) or 0.0)
+        rate = max(given or 0.0 for given in _given_rates(node, clock_ghz))
         delay_factor = min(cycles, node.banks / rate if rate else inf) / array_cycle
         fastest = array_cycle * one.delay_factor(highest_v)
         at_most = (
@@ -866,16 +866,15 @@ def _sram_of(spec: Machine, node: Memory) -> Sram:
     return sram(_node_nm(spec), spec.cell, 8 * (node.capacity or 0) // node.banks, node.width_bits)
 
 
-def _given_rate(node: Memory, clock_ghz: float) -> float | None:
-    """Returns the actions per clock cycle that a file gives a memory; None: the table's."""
+def _given_rates(node: Memory, clock_ghz: float) -> tuple[float | None, float | None]:
+    """Returns the actions and the writes per clock cycle that a file gives a memory; None: the table's, and
+    as many writes as reads.
+    """
     per_gbps = 8 / node.width_bits / clock_ghz  # actions per clock cycle that 1 GB/s is
-    return node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps
-
-
-def _given_write_rate(node: Memory, clock_ghz: float) -> float | None:
-    """Returns the writes per clock cycle that a file gives a memory; None: as many as reads."""
-    per_gbps = 8 / node.width_bits / clock_ghz
-    return node.writes_per_cycle if node.write_bandwidth is None else node.write_bandwidth * per_gbps
+    return (
+        node.actions_per_cycle if node.bandwidth is None else node.bandwidth * per_gbps,
+        node.writes_per_cycle if node.write_bandwidth is None else node.write_bandwidth * per_gbps,
+    )
 
 
 def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
@@ -884,12 +883,12 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
     spec = at_supply(spec, node) if node.kind in ON_CHIP else spec
     clock_ghz = spec.clock_mhz / 1e3
     per_gbps = 8 / node.width_bits / clock_ghz  # actions per clock cycle that 1 GB/s is
-    given_rate = _given_rate(node, clock_ghz)
+    given_rate, given_write_rate = _given_rates(node, clock_ghz)
     read, write, leak, area, cycles, rate = 0.0, 0.0, 0.0, 0.0, 1, inf
     if node.kind == "sram":
         array = at_vdd(spec, _sram_of(spec, node))
         array_cycle = _or_table(node.cycle_ns, array.cycle_ns) * clock_ghz
-        cycles, rate = _sram_timing(node, array_cycle, given_rate, _given_write_rate(node, clock_ghz))
+        cycles, rate = _sram_timing(node, array_cycle, given_rate, given_write_rate)
         read = array.read_pj
         write = array.write_pj
         leak = array.leak_mw * node.banks
@@ -905,7 +904,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         leak = chip.background_mw * node.channels
         rate = chip.bandwidth_gbps * node.channels * per_gbps
     reads = _or_table(given_rate, rate)
-    writes = _or_table(_given_write_rate(node, clock_ghz), reads)
+    writes = _or_table(given_write_rate, reads)
     return Level(
         name=node.name.upper(),
         capacity_bits=None if node.capacity is None else 8 * node.capacity,

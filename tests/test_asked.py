@@ -339,13 +339,19 @@ def counted(swept: Sweep) -> tuple[Run, list[int]]:
     ), called
 
 
-@pytest.mark.parametrize("where", [*NARROW, *WIDE])
-def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list[int]], where: str) -> None:
-    run, called = counted
+def keep_traffic(run: Run) -> pa.Table:
+    """Returns all rows of the view traffic, which internal.kept then holds."""
     whole = run.sql("FROM traffic").table
     run.con.register("whole", whole)
     run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
     run.con.unregister("whole")
+    return whole
+
+
+@pytest.mark.parametrize("where", [*NARROW, *WIDE])
+def test_machines_are_found_before_anything_is_computed(counted: tuple[Run, list[int]], where: str) -> None:
+    run, called = counted
+    whole = keep_traffic(run)
     want = (
         run.con.execute(f"SELECT * FROM internal.kept AS traffic WHERE {where} ORDER BY ALL")
         .to_arrow_table()
@@ -366,9 +372,7 @@ def test_machines_of_joined_views_are_found_first(
     counted: tuple[Run, list[int]], joined: str, where: str, narrow: bool
 ) -> None:
     run, called = counted
-    run.con.register("whole", run.sql("FROM traffic").table)
-    run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
-    run.con.unregister("whole")
+    keep_traffic(run)
     text = f"SELECT COLUMNS(*)::VARCHAR FROM traffic {joined} WHERE {where} ORDER BY ALL"
     want = run.con.execute(text.replace("FROM traffic", "FROM internal.kept", 1)).fetchall()
     called.clear()
@@ -381,9 +385,7 @@ def test_conditions_on_columns_of_machines_are_met_first(
     counted: tuple[Run, list[int]], joined: str, where: str, narrow: bool
 ) -> None:
     run, called = counted
-    run.con.register("whole", run.sql("FROM traffic").table)
-    run.con.execute("CREATE OR REPLACE TABLE internal.kept AS FROM whole")
-    run.con.unregister("whole")
+    keep_traffic(run)
     text = f"SELECT COLUMNS(*)::VARCHAR, t.machine AS m FROM traffic {joined} WHERE {where} ORDER BY ALL"
     want = run.con.execute(text.replace("FROM traffic", "FROM internal.kept", 1)).fetchall()
     called.clear()

@@ -258,8 +258,8 @@ def _choices(
     zeros, found = dict.fromkeys(names, 0.0), []
     whole = _batch(first, columns)
     batches = [  # at prices of 0 of all that change, then of all but one
-        _batch(first, _scaled(context.study, machines, columns, zeros | dict.fromkeys(kept, 1.0)))
-        for kept in ((), *((name,) for name in names))
+        _batch(first, _scaled(context.study, machines, columns, zeros | dict.fromkeys(priced, 1.0)))
+        for priced in ((), *((name,) for name in names))
     ]
     for rows, uniques in zip(known, context.groups.values(), strict=True):
         keys = [rows[studies.mapping_column(i)].to_pylist() for i in range(len(uniques))]

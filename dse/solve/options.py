@@ -95,35 +95,35 @@ class SolverOptions:
         """Returns why these options do not go with memories that give elements a width of their own
         (`memory.bits`), with the fix; "": they do. memories: names of those that do, at least one.
         """
-        keys = [f"{name}.bits" for name in memories]
-        taken = {"schedule": ("unfused", "fused", "best"), "tiling": ("mapper",), "sharing_gap": (0.0,)}
-        return next(
-            (
-                f"solver.{name} = {getattr(self, name)} does not price elements that memories narrow or "
-                f"widen ({', '.join(keys)}): mappers do, for unfused and fused schedules of each machine by "
-                f"itself; leave it out, or the widths ({without_widths(memories)})"
-                for name, values in taken.items()
-                if getattr(self, name) not in values
-            ),
-            "",
+        if not (refused := self._first_other("unfused", "fused", "best")):
+            return ""
+        keys = ", ".join(f"{name}.bits" for name in memories)
+        return (
+            f"{refused} does not price elements that memories narrow or widen ({keys}): mappers do, for "
+            "unfused and fused schedules of each machine by itself; leave it out, or the widths "
+            f"({without_widths(memories)})"
         )
 
     def ports_refused(self, memories: Sequence[str]) -> str:
         """Returns why these options do not go with memories whose ports serve some tensors, or writes at
         another rate than reads, with the fix; "": they do. memories: names of those, at least one.
         """
-        others = {"schedule": "unfused", "tiling": "mapper", "sharing_gap": 0.0}
-        return next(
-            (
-                f"solver.{name} = {getattr(self, name)} does not time ports that serve some tensors, nor "
-                f"writes apart from reads ({', '.join(f'{name}.ports' for name in memories)}): mappers do, "
-                "for unfused schedules of each machine by itself; leave it out, or the ports "
-                f"({without_ports(memories)})"
-                for name, value in others.items()
-                if getattr(self, name) != value
-            ),
-            "",
+        if not (refused := self._first_other("unfused")):
+            return ""
+        keys = ", ".join(f"{name}.ports" for name in memories)
+        return (
+            f"{refused} does not time ports that serve some tensors, nor writes apart from reads ({keys}): "
+            "mappers do, for unfused schedules of each machine by itself; leave it out, or the ports "
+            f"({without_ports(memories)})"
         )
+
+    def _first_other(self, *schedules: str) -> str:
+        """Returns the first option, with its value, that is not one of mappers of each machine by itself, of
+        these values of `schedule`; "": none.
+        """
+        taken = {"schedule": schedules, "tiling": ("mapper",), "sharing_gap": (0.0,)}
+        wrong = (name for name, values in taken.items() if getattr(self, name) not in values)
+        return next((f"solver.{name} = {getattr(self, name)}" for name in wrong), "")
 
     def rules_refused(self, rules_of_machine: bool) -> str:
         """Returns why these options do not go with rules for mappings, with the fix; "": they do, or there

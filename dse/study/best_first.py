@@ -91,10 +91,9 @@ def together(batches: Ints, wanted: int, most: int) -> Ints:
     [0, 2, 3, 1]
     """
     _, first, which, counts = np.unique(batches, return_index=True, return_inverse=True, return_counts=True)
-    by_batch = np.argsort(first[which], kind="stable")
-    taken = np.where(counts <= most + most // 2, counts, most)[which[by_batch]]
-    starts = np.repeat(np.cumsum([0, *counts[np.argsort(first)]])[:-1], counts[np.argsort(first)])
-    place_in_batch = np.arange(len(batches)) - starts
+    by_batch, sizes = np.argsort(first[which], kind="stable"), counts[np.argsort(first)]
+    place_in_batch = np.arange(len(batches)) - np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
+    taken = np.repeat(np.where(sizes <= most + most // 2, sizes, most), sizes)
     return np.asarray(by_batch[place_in_batch < taken][:wanted])
 
 

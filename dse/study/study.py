@@ -117,20 +117,18 @@ def load(
         widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
         if widths and (line := solver.widths_refused(widths)):
             faults.add(line)
-        apart = {
+        varied = {axis.key for axis in space.axes}
+        apart = [
             node.name
             for node in space.template.nodes
             if isinstance(node, Memory)
             and (
                 not isinstance(node.ports, str)
-                or any(
-                    axis.key in (f"{node.name}.write_bandwidth", f"{node.name}.writes_per_cycle")
-                    for axis in space.axes
-                )
                 or (node.write_bandwidth, node.writes_per_cycle) != (None, None)
+                or varied & {f"{node.name}.write_bandwidth", f"{node.name}.writes_per_cycle"}
             )
-        }
-        if apart and (line := solver.ports_refused(sorted(apart))):
+        ]
+        if apart and (line := solver.ports_refused(sorted({*apart}))):
             faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(

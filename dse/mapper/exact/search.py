@@ -1037,9 +1037,7 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
 
 def _port_names(level: Level, *actions: str) -> list[str]:
     """The ports of a level that serve these actions (none: reads and writes), of any tensor."""
-    found = (
-        level.port(role, action)[0] for action in actions or ("read", "write") for role in level.may_keep
-    )
+    found = (level.port(of, action)[0] for action in actions or ("read", "write") for of in level.may_keep)
     return list(dict.fromkeys(found))
 
 
