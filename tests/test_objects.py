@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -367,4 +368,37 @@ def test_what_a_driver_thought_dead_still_publishes_is_whole(
     _write(tmp_path / "old", 0)
     old.publish(False)
     assert started
+    assert _read(tmp_path, "reader") == 0
+
+
+def test_parts_that_are_written_again_stay(tmp_path: Path) -> None:
+    """A driver that dies before its head leaves parts; its successor makes some of them again."""
+    url, store = f"file://{tmp_path}/store", tmp_path / "store"
+    for name in ("same", "left"):
+        data = f"rows {name}".encode()
+        path = objects.object_name(f"parts/machines/{name}.parquet", [len(data), zlib.crc32(data), None])
+        (store / path).parent.mkdir(parents=True, exist_ok=True)
+        (store / path).write_bytes(data)
+    with objects.published(url) as publisher:
+        (publisher.copy / "parts/machines").mkdir(parents=True)
+        (publisher.copy / "parts/machines/same.parquet").write_bytes(b"rows same")
+        for _ in range(3):
+            publisher.publish(False)
+    assert [path.name.partition("-")[0] for path in store.glob("parts/machines/*")] == ["same"]
+
+
+def test_a_head_that_is_refused_sends_no_object_again(tmp_path: Path) -> None:
+    files = Faulty()
+    publisher = _publisher(_remote(tmp_path, files), tmp_path / "copy")
+    files.calls = 0
+
+    def refuse(call: int) -> None:
+        if call in (5, 6):  # of the head, after two looks whether to go on, and two objects
+            raise OSError("503 Slow Down")
+
+    files.on_call = refuse
+    _write(tmp_path / "copy", 0)
+    assert "not written" in publisher.publish(False)
+    assert publisher.publish(False) == ""
+    assert files.calls == 9
     assert _read(tmp_path, "reader") == 0
