@@ -508,7 +508,7 @@ def _check_study(study: Study, out: Path) -> None:
         studies.changes(env["identity"], identity) if env and isinstance(env.get("identity"), dict) else []
     )
     digest = folder.digest(identity)
-    if lines and digest not in folder.identities(out, digest).values():
+    if lines and digest not in folder.identities(out, folder.asks_of(out)).values():
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
