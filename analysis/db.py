@@ -481,20 +481,29 @@ def front(
     return _with_note(con, f"FROM designs WHERE {where}", found) if where.strip() else found
 
 
-def best(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], seconds: float = TIMEOUT_S) -> pa.Table:
+def best(
+    con: duckdb.DuckDBPyConnection,
+    objectives: Sequence[str],
+    seconds: float = TIMEOUT_S,
+    of_study: bool = False,
+) -> pa.Table:
     """Returns the first row of `front`, without the columns behind its objectives: the feasible point that is
     best in the first objective, of equal ones in the second, and so on; no row if there is none.
+
+    of_study: the objectives are the study's, all of them, whose front is stored: that point is on it
     """
     refresh(con)
     names = [_quote(name) for name in _objective_columns(con, objectives)]
     order = ", ".join(f"{n}{' DESC' if maximised(o) else ''}" for n, o in zip(names, objectives, strict=True))
     keys = ", ".join(dict.fromkeys(["machine", "schedule", *names]))
     numbers = " AND ".join(f"coalesce(NOT isnan({name}::DOUBLE), false)" for name in names)
-    return query(
-        con,
-        f"SELECT {keys} FROM points WHERE feasible AND {numbers} ORDER BY {order}, machine, schedule LIMIT 1",
-        seconds,
-    )
+    rows = FRONT_ROWS if of_study else "(FROM points WHERE feasible)"
+    text = f"SELECT {keys} FROM {rows} WHERE {numbers} ORDER BY {order}, machine, schedule LIMIT 1"
+    if not of_study:
+        return query(con, text, seconds)
+    with as_query_error():
+        computed.widen(con)
+        return _query_with_retry(con, text, seconds)
 
 
 def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 
 from cluster import metrics, stopping, witness
 from cluster import store as stores
-from cluster.run_state import RunState, WorkerStats, count_values, undone_rows
+from cluster.run_state import RunState, Solving, WorkerStats, count_values, undone_rows
 from cluster.sink import Sink
 from cluster.store import RunFault, Store
 from cluster.time_left import PrunedPace
@@ -127,6 +127,8 @@ class Status:
     nodes: int  # nodes of the Ray cluster whose workers took leases in this session
     nodes_lost: int  # those of them that had no worker that answers when last looked at
     waiting: str  # what workers that were asked for wait for; "": nothing
+    solving: tuple[Solving, ...]  # leases that workers have longest, these first
+    machine_limit_s: float | None  # limits.seconds
     address: str  # of the Ray cluster that the run joined; "": it started one, or solves in its own process
     rate: float  # machines per second: of the last minute, at first of this session
     left_s: float | None  # seconds left; None: unknown or not running
@@ -145,6 +147,11 @@ class Status:
     process: str
     published: int  # generation of the manifest
     notes: tuple[str, ...]  # what a user should look at: files put away, clock changes, batches that failed
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds since when a worker has had the lease that is in flight longest; 0: none is."""
+        return max(0.0, time.time() - self.solving[0].since) if self.solving else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +321,7 @@ def _run(
         if run.todo or not run.end_reason:
             with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
-                with _lease_map(run, workers, address, cpus) as lease_map:
+                with _lease_map(run, workers, address, cpus, report) as lease_map:
                     _loop(run, lease_map, report)
         return _finish(run, report)
     finally:
@@ -501,7 +508,7 @@ def _check_study(study: Study, out: Path) -> None:
         studies.changes(env["identity"], identity) if env and isinstance(env.get("identity"), dict) else []
     )
     digest = folder.digest(identity)
-    if lines and digest not in folder.identities(out, digest).values():
+    if lines and digest not in folder.identities(out, folder.asks_of(out)).values():
         raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
@@ -918,13 +925,24 @@ def _plan_merges(run: Run) -> None:
 
 
 @contextmanager
-def _lease_map(run: Run, workers: int | None, address: str | None, cpus: int | None) -> Iterator[Map]:
+def _lease_map(
+    run: Run, workers: int | None, address: str | None, cpus: int | None, report: Callable[..., Status]
+) -> Iterator[Map]:
     """Yields the map that solves leases: in-process the builtin one, else one over Ray actors. Only the
     latter imports Ray. cpus: as in `_run`.
     """
     if workers == 0:
         run.worker_stats.live = run.worker_stats.busy = 1
-        yield lambda leases: map(partial(solve_lease, run.job), cast(Iterator[Lease], leases))
+
+        def solve(lease: Lease) -> Done:
+            """Reports what is being solved first, where that takes long."""
+            if lease.asks:
+                run.worker_stats.solving = (Solving(0, lease.asks[0].machine, len(lease.asks), time.time()),)
+            if not run.pace_s or run.pace_s * len(lease.asks) >= REPORT_S:
+                report("running")
+            return solve_lease(run.job, lease)
+
+        yield lambda leases: map(solve, cast(Iterator[Lease], leases))
         return
     from cluster import pool
 
@@ -1081,10 +1099,13 @@ def _check_limits(run: Run) -> None:
     """
     errors = run.state.counts["error"]
     limits = run.job.study.limits
+    late = sum(count for reason, count in run.state.reasons.items() if reason.startswith("deadline:"))
+    late_text = f" ({late} of them not solved within limits.seconds = {limits.seconds:g} s)" if late else ""
     if errors >= limits.errors or errors > max(1.0, limits.error_fraction * _planned(run)):
         run.halt_reason = (
             run.halt_reason
-            or f"{errors} machines ended in an error; see the table events, or raise limits in the study"
+            or f"{errors} machines ended in an error{late_text}; see the table events, or raise limits in "
+            "the study"
         )
 
 
@@ -1228,6 +1249,8 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         nodes=run.worker_stats.nodes,
         nodes_lost=run.worker_stats.nodes_lost,
         waiting=run.worker_stats.waiting if run.is_looping else "",
+        solving=run.worker_stats.solving if run.is_looping else (),
+        machine_limit_s=study.limits.seconds,
         address=run.address,
         rate=rate,
         left_s=_left_s(run, remaining, rate) if state == "running" else None,

@@ -12,7 +12,8 @@ manifest that names these, but not the parts, until a reader or a resume on this
 Stores need no locks, renames or conditional writes, only to show at once what was written (S3, GCS, Azure and
 POSIX do). A driver writes a claim with a number above all others that it sees, lists the claims again, and
 withdraws if another one is alive: of two that start at once at most one goes on. Heads bear the number of the
-claim, and the highest counts, so a driver that was thought dead changes nothing that readers see.
+claim, and the highest counts, so a driver that was thought dead changes nothing that readers see. What it
+still publishes before its successor's first head is whole: parts that no head lists go after that head.
 """
 
 from __future__ import annotations
@@ -90,16 +91,19 @@ class Remote:
         def call() -> bytes:
             with self.files.open_input_stream(path) as stream:
                 data: bytes = stream.read()
-            # a connection that is lost under way is an end to some clients (gs)
-            if self.files.type_name not in ("local", "s3") and len(data) != self._size(path):
-                raise OSError(f"{name}: cut")
+            self._raise_if_cut(name, len(data))
             return data
 
         return _again(call)
 
-    def _size(self, path: str) -> int:
-        size: int = self.files.get_file_info(path).size or 0
-        return size
+    def _raise_if_cut(self, name: str, size_bytes: int) -> None:
+        """Raises OSError if an object has not that size. Some clients (gs) take a connection that is lost
+        under way for the end of an object, and an upload that a server ended early for a whole one.
+        """
+        if self.files.type_name not in ("local", "s3"):
+            found = self.files.get_file_info(f"{self.path}/{name}").size or 0
+            if found != size_bytes:
+                raise OSError(f"{name}: cut, {found} and {size_bytes} bytes")
 
     def write(self, name: str, data: bytes) -> None:
         """Writes an object."""
@@ -108,8 +112,12 @@ class Remote:
         def call() -> None:
             if self.files.type_name == "local":  # elsewhere there are no folders
                 self.files.create_dir(path.rpartition("/")[0], recursive=True)
-            with self.files.open_output_stream(path) as stream:
-                stream.write(data)
+            try:
+                with self.files.open_output_stream(path) as stream:
+                    stream.write(data)
+            except FileNotFoundError as fault:  # of an upload that the server forgot (gs)
+                raise OSError(str(fault)) from None
+            self._raise_if_cut(name, len(data))
 
         _again(call)
 
@@ -144,6 +152,7 @@ class Publisher:
     owner: str
     number: int = 0  # heads written
     stored: Files = field(default_factory=dict)  # files that the store has
+    written: set[str] = field(default_factory=set)  # objects since the last head
     garbage: list[set[str]] = field(default_factory=list)  # objects that the last heads left out
     last_s: float = field(default_factory=time.monotonic)  # time.monotonic() when the store last took a head
     is_failing: bool = False  # whether the last call of `publish` failed
@@ -184,10 +193,11 @@ class Publisher:
         self.remote.write(f"heads/{head.name}", _sealed(head))
         folder.write_bytes(self.copy / HEAD_RECORD, _record(head), durable=False)
         kept = {object_name(path, entry) for path, entry in files.items()}
-        self.garbage.append({object_name(path, entry) for path, entry in self.stored.items()} - kept)
-        self.stored, self.number = files, self.number + 1
+        before = self.written | {object_name(path, entry) for path, entry in self.stored.items()}
+        self.garbage = [names - kept for names in (*self.garbage, before)]
+        self.stored, self.written, self.number = files, set(), self.number + 1
         if len(self.garbage) > 2:  # nobody reads the head before the last one any more
-            for name in self.garbage.pop(0) - kept:
+            for name in self.garbage.pop(0):
                 self.remote.remove(name)
         if self.number == 2:
             for name in self.remote.names("heads"):
@@ -195,10 +205,13 @@ class Publisher:
                     self.remote.remove(f"heads/{name}")
 
     def _upload(self, path: str, entry: list[Any]) -> None:
-        data = (self.copy / path).read_bytes()
-        if [len(data), zlib.crc32(data), None] != entry:
-            raise OSError(f"{self.copy / path} has changed")
-        self.remote.write(object_name(path, entry), data)
+        name = object_name(path, entry)
+        if name not in self.written:
+            data = (self.copy / path).read_bytes()
+            if [len(data), zlib.crc32(data), None] != entry:
+                raise OSError(f"{self.copy / path} has changed")
+            self.remote.write(name, data)
+            self.written.add(name)
 
     def check(self) -> None:
         """Raises StoreFault if another driver took the folder over."""
@@ -349,7 +362,7 @@ def published(url: str) -> Iterator[Publisher]:
         with _as_fault(remote), _locked(copy):
             head = _fetch(remote, copy)
             _fetch_by_workers(remote, copy)
-            _sweep(remote, copy, head)
+            publisher.garbage.append(_unlisted(remote, copy, head))
             if head is not None:
                 here = _files(copy, publisher.checksums)
                 publisher.stored = {path: e for path, e in head.files.items() if here.get(path) == e}
@@ -477,14 +490,13 @@ def _fetch_by_workers(remote: Remote, copy: Path) -> None:
         list(threads.map(partial(download, remote, copy), wanted, wanted.values()))
 
 
-def _sweep(remote: Remote, copy: Path, head: Head | None) -> None:
-    """Removes parts that no head lists, of drivers and workers that are gone."""
+def _unlisted(remote: Remote, copy: Path, head: Head | None) -> set[str]:
+    """Returns the objects of parts that no head lists, of drivers and workers that are gone. They may go once
+    this driver has a head: until then a driver that was thought dead may publish a head that lists them.
+    """
     kept = by_workers(copy) | (head.files if head is not None else {})
-    names = {object_name(path, entry) for path, entry in kept.items()}
-    for table in STORED:
-        for name in remote.names(f"parts/{table}"):
-            if f"parts/{table}/{name}" not in names:
-                remote.remove(f"parts/{table}/{name}")
+    found = {f"parts/{table}/{name}" for table in STORED for name in remote.names(f"parts/{table}")}
+    return found - {object_name(path, entry) for path, entry in kept.items()}
 
 
 def _is_newest(remote: Remote, head: Head) -> bool:

@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,13 +44,15 @@ from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.exceptions import ActorDiedError, AuthenticationError, RayError, RayTaskError
 
-from cluster.run_state import WorkerStats
+from cluster.run_state import Solving, WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Done, Job, Lease, sources_digest, unpack
 from dse.run.temporary import private_folder
 
 WAITING_S = 5.0  # seconds between looks at CPUs for actors that are not live
-DEPTH = 2  # leases per actor: the next one waits at the actor while one is solved
+# leases per actor: the next one waits at the actor while one is solved that takes at most QUEUED_S seconds;
+# behind longer ones, or before that is known, it would keep an idle actor, or a stop, waiting
+DEPTH, QUEUED_S = 2, 10.0
 MAX_HOLDERS = 1 << 14  # batches of which it is known who had them last, a limit of memory
 TRIES = 3  # a machine is given up when this many actors have died while solving it alone
 MAX_STARTING = 16  # actors started at a time: each imports NumPy and Numba
@@ -57,6 +60,7 @@ MAX_STARTING = 16  # actors started at a time: each imports NumPy and Numba
 LATE_S = 30.0
 LATE_TIMES = 5.0
 SCAN_S = 1.0  # seconds between looks at every actor
+SHOWN_LEASES = 8  # leases in flight that a status shows at most
 # after a first result, `wait` sleeps GATHER_PER_CALL_S per outstanding call, at most GATHER_S, then takes all
 # results that have arrived
 GATHER_PER_CALL_S, GATHER_S = 5e-5, 0.05
@@ -282,7 +286,7 @@ class Pool:
     starved_s: float = math.inf  # seconds without a live actor, after which the run stops
     slots: list[ActorSlot] = field(default_factory=list)
     # slots by state (`_index`): each slot is in exactly one of these three; in none if it has DEPTH leases,
-    # or if its first lease is a suspect (`_dispatch` takes it out)
+    # or if its first lease is a suspect or takes long (`_dispatch` takes it out)
     not_live: dict[int, ActorSlot] = field(default_factory=dict)
     idle: dict[int, ActorSlot] = field(default_factory=dict)
     queueable: dict[int, ActorSlot] = field(default_factory=dict)
@@ -674,9 +678,11 @@ def _dispatch(pool: Pool, leases: Iterator[Lease | None], has_more: bool) -> boo
         if lease is None:
             return has_more
         _send(pool, _slot_for(pool, lease, pool.idle), lease)
-    while pool.queueable and not any(queued.number in pool.suspects for queued in pool.queue):
+    has_suspects = any(queued.number in pool.suspects for queued in pool.queue)
+    while pool.queueable and pool.pace_s and not has_suspects:
         slot = next(iter(pool.queueable.values()))
-        if slot.flights[0].lease.number in pool.suspects:  # no lease is queued behind a suspect
+        first = slot.flights[0].lease
+        if first.number in pool.suspects or pool.pace_s * len(first.asks) > QUEUED_S:
             del pool.queueable[slot.number]
             continue
         lease, has_more = _next_lease(pool, leases, has_more, is_idle=False)
@@ -878,7 +884,9 @@ def _take_back(pool: Pool, slot: ActorSlot, error: RayError | None) -> list[Leas
 
 
 def _scan(pool: Pool) -> Iterator[Done]:
-    """Looks at every actor once in SCAN_S: kills those that are overdue, notes leases that are late."""
+    """Looks at every actor once in SCAN_S: kills those that are overdue, notes leases that are late, and
+    those that are in flight longest.
+    """
     now = time.monotonic()
     if now - pool.scanned_at < SCAN_S:
         return
@@ -892,6 +900,14 @@ def _scan(pool: Pool) -> Iterator[Done]:
         if slot.flights and _is_overdue(pool, slot.flights[0], now):
             pool.calls.kill(slot.actor)
             yield from _on_lost(pool, slot, ActorDiedError())
+    first = [(slot.number, slot.flights[0]) for slot in pool.slots if slot.flights]
+    longest = nsmallest(SHOWN_LEASES, first, key=lambda one: one[1].since)
+    started_at = time.time() - now  # time.time() at 0 of time.monotonic()
+    pool.worker_stats.solving = tuple(
+        Solving(number, flight.lease.asks[0].machine, len(flight.lease.asks), started_at + flight.since)
+        for number, flight in longest
+        if flight.lease.asks
+    )
 
 
 def _is_late(pool: Pool, flight: Flight, now: float) -> bool:

@@ -32,15 +32,26 @@ MAX_FEASIBLE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Solving:
+    """A lease that a worker has."""
+
+    worker: int  # number of its log; 0: the run's own process
+    machine: int  # the first one of the lease
+    machines: int
+    since: float  # seconds since 1970
+
+
 @dataclass(slots=True)
 class WorkerStats:
-    """Counters of what workers did in a session."""
+    """Counters of what workers did in a session, and what they work at."""
 
     live: int = 0  # workers that answer now
     busy: int = 0  # those of them that have a lease
     nodes: int = 0  # nodes whose workers took leases
     nodes_lost: int = 0  # those of them that had no worker that answers when last looked at
     waiting: str = ""  # what the others wait for; "": nothing
+    solving: tuple[Solving, ...] = ()  # leases that workers have longest, these first
     busy_s: float = 0.0  # seconds that workers spent on leases
     retries: int = 0  # leases sent again because their actor was lost
     cache_hits: int = 0  # answers found in $DSE_CACHE

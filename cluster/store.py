@@ -147,11 +147,12 @@ def open_run(path: Path, identity: str = "") -> tuple[Store, list[str]]:
             make_folder(path / folder)
         lock = _lock(path)
         try:
+            asks = folders.asks_of(path)
             if identity:
-                _refuse_others(path, identity)
+                _refuse_others(path, identity, asks)
             store, lines = _load(path, lock)
             store, damaged = _verify(store)
-            lines += damaged + _quarantine_unlisted(store)
+            lines += damaged + _quarantine_unlisted(store, asks)
             return _publish(replace(store, retired=())) if lines or store.retired else store, lines
         except BaseException:
             os.close(lock)
@@ -237,11 +238,11 @@ def manifest(store: Store) -> Manifest:
     return Manifest(store.generation, store.identity, store.groups, store.retired, store.study_crc)
 
 
-def _refuse_others(path: Path, identity: str) -> None:
+def _refuse_others(path: Path, identity: str, asks: folders.Asks) -> None:
     """Raises OtherStudy for a folder of another study, or for files of another study in this study's
     folder.
     """
-    identities = folders.identities(path, identity)
+    identities = folders.identities(path, asks)
     others = {file: other for file, other in identities.items() if other != identity}
     if not others:
         return
@@ -373,7 +374,7 @@ def _verify(store: Store) -> tuple[Store, list[str]]:
     return replace(store, groups=tuple(group for group in store.groups if group.name not in damaged)), lines
 
 
-def _quarantine_unlisted(store: Store) -> list[str]:
+def _quarantine_unlisted(store: Store, asks: folders.Asks) -> list[str]:
     """Removes unfinished temporary files and retired parts; moves other files that the manifest does not list
     to quarantine/.
     """
@@ -390,9 +391,10 @@ def _quarantine_unlisted(store: Store) -> list[str]:
         if path.name.endswith(".tmp") or relative in store.retired:
             path.unlink()
         elif relative.startswith("asks/"):
-            if why := _asks_fault(path):
+            generation, _ = asks.get(path) or (-1, "")
+            if path.name != asks_name(generation):  # files of another study were refused before
                 _quarantine(store.path, relative)
-                lines.append(f"{path}: {why}; put into quarantine/, asked anew")
+                lines.append(f"{path}: damaged or foreign; put into quarantine/, asked anew")
         elif relative not in listed and folders.is_by_worker(path.stem):
             _quarantine(store.path, relative)
             by_workers += 1
@@ -408,14 +410,6 @@ def _quarantine_unlisted(store: Store) -> list[str]:
             "quarantine/, machines that have no other rows are solved again"
         )
     return lines
-
-
-def _asks_fault(path: Path) -> str:
-    """Returns why a file is not the list of machines to solve of its generation (asks), or "". Files of
-    another study were refused before.
-    """
-    generation, _ = folders.generation_file(path) or (-1, "")
-    return "" if path.name == asks_name(generation) else "damaged or foreign"
 
 
 def asks_name(generation: int) -> str:

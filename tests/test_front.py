@@ -280,9 +280,14 @@ def test_the_best_point_is_the_first_of_the_front(run: runs.Run, asked: list[str
     """Ties included: many machines have one area."""
     objectives = asked or run.objectives()
     first = run.front(objectives)[0]
-    assert db.best(run.con, objectives).to_pylist() == [
+    found = [
         {key: first[key] for key in dict.fromkeys(["machine", "schedule", *map(db.column_of, objectives)])}
     ]
+    assert db.best(run.con, objectives).to_pylist() == found
+    if not asked:  # of the study: from the stored front, too
+        assert db.best(run.con, objectives, of_study=True).to_pylist() == found
+    if len(asked) == 1:  # no column of the stored front
+        assert run._point(f"best:{asked[0].lstrip('-')}")[2].startswith("best:")
 
 
 def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import worker
+from cluster import driver, worker
 from dse.explain import values as explain
 from dse.frontend import api
 from dse.mapper.exact import local_search
@@ -263,6 +263,8 @@ def test_a_sweep_keeps_no_row_of_a_search_that_was_cut_short(tmp_path: Path) -> 
     assert [row["status"] for row in rows["machines"]] == ["error"]
     assert rows["machines"][0]["reason"].startswith("deadline:")
     assert not deadline.has_passed()
+    out = driver.run(job.study, tmp_path / "run", workers=0)
+    assert "of them not solved within limits.seconds = 1e-06 s" in out.status.reason
 
 
 def test_limits_of_studies_are_none_of_one_machine() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,3 +315,90 @@ def test_a_run_on_a_store_is_stopped_from_another_host(
             time.sleep(0.01)
         assert (publisher.copy / "stop.request").read_bytes() == b"stop"
     stopping.join()
+
+
+class EndsUploadsEarly(Faulty):
+    """A store whose n-th upload is ended before its data came, and yet said to be whole: so does
+    fake-gcs-server where a request of data is lost, and pyarrow's client believes it.
+    """
+
+    type_name = "gcs"
+
+    def __init__(self, ended: int) -> None:
+        super().__init__()
+        self.ended, self.uploads = ended, 0
+
+    def open_output_stream(self, path: str) -> Any:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with self.lock:
+            self.uploads += 1
+            is_ended = self.uploads == self.ended
+        Path(path).write_bytes(b"")
+        return io.BytesIO() if is_ended else self.files.open_output_stream(path)
+
+
+def test_a_head_names_no_object_whose_upload_was_ended_early(tmp_path: Path) -> None:
+    ended, uploads = 1, 99
+    while ended <= uploads:
+        root, files = tmp_path / str(ended), EndsUploadsEarly(ended)
+        publisher = _publisher(_remote(root, files), root / "copy")
+        for number in range(2):
+            _write(root / "copy", number)
+            assert not publisher.publish(False)
+            assert _read(root, "reader") == number
+        ended, uploads = ended + 1, files.uploads
+    assert ended > 6
+
+
+def test_what_a_driver_thought_dead_still_publishes_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor starts between its uploads and its head, and dies before it has one of its own."""
+    monkeypatch.setattr(objects, "CLAIM_S", 0.0)
+    files, store, started = Faulty(), tmp_path / "store", []
+    old = _publisher(_remote(tmp_path, files), tmp_path / "old")
+
+    def start(_: int) -> None:
+        if not started and len(list(store.glob("parts/*/*")) + list(store.glob("asks/*"))) == 2:
+            started.append(True)
+            with objects.published(f"file://{store}"):
+                pass
+
+    files.on_call = start
+    _write(tmp_path / "old", 0)
+    old.publish(False)
+    assert started
+    assert _read(tmp_path, "reader") == 0
+
+
+def test_parts_that_are_written_again_stay(tmp_path: Path) -> None:
+    """A driver that dies before its head leaves parts; its successor makes some of them again."""
+    url, store = f"file://{tmp_path}/store", tmp_path / "store"
+    for name in ("same", "left"):
+        data = f"rows {name}".encode()
+        path = objects.object_name(f"parts/machines/{name}.parquet", [len(data), zlib.crc32(data), None])
+        (store / path).parent.mkdir(parents=True, exist_ok=True)
+        (store / path).write_bytes(data)
+    with objects.published(url) as publisher:
+        (publisher.copy / "parts/machines").mkdir(parents=True)
+        (publisher.copy / "parts/machines/same.parquet").write_bytes(b"rows same")
+        for _ in range(3):
+            publisher.publish(False)
+    assert [path.name.partition("-")[0] for path in store.glob("parts/machines/*")] == ["same"]
+
+
+def test_a_head_that_is_refused_sends_no_object_again(tmp_path: Path) -> None:
+    files = Faulty()
+    publisher = _publisher(_remote(tmp_path, files), tmp_path / "copy")
+    files.calls = 0
+
+    def refuse(call: int) -> None:
+        if call in (5, 6):  # of the head, after two looks whether to go on, and two objects
+            raise OSError("503 Slow Down")
+
+    files.on_call = refuse
+    _write(tmp_path / "copy", 0)
+    assert "not written" in publisher.publish(False)
+    assert publisher.publish(False) == ""
+    assert files.calls == 9
+    assert _read(tmp_path, "reader") == 0

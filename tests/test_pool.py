@@ -207,6 +207,21 @@ def test_a_lease_goes_to_the_process_or_the_node_that_had_others_of_its_batch() 
     assert [slot.number for slot in loop.slots if late in [f.lease for f in slot.flights]] == [0, 4]
 
 
+@pytest.mark.parametrize(("pace_s", "count"), [(1.0, 4), (60.0, 2), (0.0, 2)])
+def test_no_lease_waits_behind_one_of_minutes(pace_s: float, count: int) -> None:
+    """An actor that comes later, or a stop, would wait for it. Those in flight longest are shown."""
+    loop = loop_of(2)
+    loop.pace_s = pace_s
+    leases = [Lease(n, (Ask(10 * n, 0, ""), Ask(10 * n + 1, 0, ""))) for n in range(1, 5)]
+    assert pool._dispatch(loop, chain(leases, repeat(None)), True)
+    assert len(loop.in_flight) == count
+    loop.slots[1].flights[0].since -= 100.0
+    assert list(pool._scan(loop)) == []
+    shown = loop.worker_stats.solving
+    assert [(one.worker, one.machine, one.machines) for one in shown] == [(1, 20, 2), (0, 10, 2)]
+    assert [round(time.time() - one.since, -1) for one in shown] == [100.0, 0.0]
+
+
 class Nodes(Boxes):
     """Nodes with some CPUs, whose actors never answer."""
 
@@ -309,7 +324,15 @@ def test_a_run_says_that_it_waits_for_cpus(cpus: int, has: str, capfd: pytest.Ca
     assert waiting.startswith(f"waits for CPUs for 2 workers: the Ray cluster has {has}")
     assert "ends after 60 s (limits.starved_seconds)" in waiting
     status = SimpleNamespace(
-        notes=(), done=0, planned=9, state="running", reason="", waiting=waiting, workers_live=0, rate=0.0
+        notes=(),
+        done=0,
+        planned=9,
+        state="running",
+        reason="",
+        waiting=waiting,
+        workers_live=0,
+        rate=0.0,
+        solving=(),
     )
     with progress.RunProgress("net") as screen:
         screen.line.shown_at = -9.0

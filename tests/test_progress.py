@@ -8,12 +8,14 @@ import re
 import sys
 import threading
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import numba.extending
 import pytest
 
+from cluster.run_state import Solving
 from dse.frontend import cli, progress
 from dse.run import compiled
 
@@ -128,6 +130,7 @@ def status(**given: Any) -> Any:
             "front": 2,
             "worst_gap": 0.0497,
             "in_flight": 0,
+            "solving": (),
             "notes": (),
             "left_s": 18.0,
             "waiting": "",
@@ -153,3 +156,24 @@ def test_a_run_in_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "s: 3 of 12 machines (25 %), 0.5/s, about 18 s left, front 2, gap 5 % at most",
     ]
     assert re.match(r"\d\d:\d\d:\d\d s: 3 of 12", said[1])
+
+
+def test_a_machine_of_minutes_is_named_by_those_who_wait_for_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    at = time.time() - 130
+    solving = (Solving(2, 17, 3, at), Solving(1, 40, 1, at + 125))
+    shown = progress.RunProgress("net")
+    shown.show(status(solving=solving, left_s=None))
+    shown.show(status(solving=solving[1:], left_s=None))
+    long, short = capsys.readouterr().err.splitlines()
+    assert long.endswith("at most, machine 17 and 2 more for 2 min (worker 2)")
+    assert "machine 40" not in short
+    facts = {"in_flight": 4, "machine_limit_s": 300, "solving": [asdict(one) for one in solving]}
+    assert progress.stopping_text(facts) == (
+        "stopping, waits for 4 machines: machine 17 and 2 more for 2 min (worker 2); each at most 300 s "
+        "(limits.seconds); --now gives up what is being solved, a resume solves it again"
+    )
+    assert "1 machine; with no deadline" in progress.stopping_text({"in_flight": 1, "solving": [{"x": 1}]})
+    assert progress.stopping_text({}) == "stopping"

@@ -235,7 +235,6 @@ TRIED = {
 }  # with CONTENTS, above
 SEALED = {
     "dse/run/folder.py generation_file",
-    "dse/run/folder.py _study_of_asks",
     "dse/run/folder.py _unsealed",
     "dse/run/folder.py crc",
     "dse/explain/derived.py _nests",

@@ -138,9 +138,13 @@ def test_monitors_see_a_run_on_localhost(tmp_path: Path) -> None:
     status = loads(seen["status.json"])
     assert float(values["dse_machines_done_total"]) == status["done"] >= 20
     assert status["in_flight"] + status["queue"] + status["done"] >= 20
+    (solving,) = status["solving"]
+    assert solving["worker"] == 0
+    assert solving["since"] <= status["time"]
     assert 0 < float(values["dse_utilization"]) <= 1
     assert values["dse_workers_live"] == values["dse_workers_busy"] == "1"
     assert out.status.workers_live == out.status.workers_busy == 0
+    assert out.status.solving == ()
     assert out.status.queue == out.status.in_flight == out.status.retries == 0
 
 

@@ -659,6 +659,7 @@ def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
             "state": "killed",
             "reason": f"its process is gone; dse resume goes on{again}",
             "left_s": None,
+            "solving": [],
         }
     if facts.get("state") == "running":
         return facts | {"last_sign_of_life_s": max(0.0, time.time() - written_at)}

@@ -231,6 +231,7 @@ STATUS_FIRST = (
     "utilization",
     "workers_live",
     "workers_busy",
+    "solving",
     "nodes",
     "nodes_lost",
     "retries",
@@ -264,6 +265,8 @@ def _status(args: argparse.Namespace) -> int:
         if args.watch and facts.get("notes"):
             facts["notes"] = facts["notes"][-WATCHED_NOTES:]
         is_json = args.format == "json"
+        if not is_json:
+            facts["solving"] = tables.solving_texts(facts.get("solving"))
         _print_facts(
             {key: facts[key] for key in keys if key in facts and (is_json or facts[key] != "")}, args.format
         )
@@ -279,7 +282,16 @@ def _stop(args: argparse.Namespace) -> int:
     from dse.run import folder
 
     out = args.dir
-    ended = progress.run_with_progress(f"{out}: stopping", lambda _: stopping.stop(out, args.now))
+
+    def stopped(steps: progress.Steps) -> Path:
+        def waiting() -> None:
+            if not args.now and not folder.is_url(out):  # the folder of a URL is not here
+                steps.name = f"{out}: {progress.stopping_text(folder.status(Path(out), '') or {})}"
+
+        ended: Path = stopping.stop(out, args.now, waiting)
+        return ended
+
+    ended = progress.run_with_progress(f"{out}: stopping", stopped)
     found = folder.status(ended, "") or {}
     state, reason = str(found.get("state")), str(found.get("reason"))
     ending = reason if reason.startswith(state) else f"{state}, {reason}"

@@ -221,7 +221,8 @@ LIMITS: Meanings = {
     "error_fraction": ("share", "or after errors of this share of the machines"),
     "seconds": (
         "s",
-        "deadline of one machine; a resume tries it again; `dse map`: the best found till then, with its gap",
+        "deadline of one machine: a run keeps no answer that it cut short, which would depend on the "
+        "computer (error; a resume tries again); `dse map`: the best found till then, with its gap",
     ),
     "starved_seconds": (
         "s",

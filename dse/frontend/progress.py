@@ -10,8 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
@@ -20,7 +21,7 @@ from rich.status import Status
 from rich.text import Text
 
 from dse.explain.units import duration
-from dse.frontend.tables import safe
+from dse.frontend.tables import safe, solving_texts
 from dse.run import compiling
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ LINE_S = 5.0  # seconds between lines where stderr is no terminal
 TICK_S = 0.2  # seconds between updates of a live line
 DELAY_S = 1.0  # seconds before the first line: shorter work shows none
 LONG_S = 3.0  # seconds of one step before it is said what would shorten it
+LONG_LEASE_S = 10.0  # seconds from which on it is said which machine a worker works at
 COMPILING_TEXT = "compiling kernels, a minute or two, once per installation"
 
 
@@ -149,6 +151,19 @@ def run_with_progress(name: str, work: Callable[[Steps], T], shorten: str = "") 
     return results[0]
 
 
+def stopping_text(facts: Mapping[str, Any]) -> str:
+    """Returns what `dse stop` waits for, how long at most, and what --now costs. facts: of status.json."""
+    count, limit_s = facts.get("in_flight"), facts.get("machine_limit_s")
+    if not isinstance(count, int) or not count:
+        return "stopping"
+    longest = "".join(f": {one}" for one in solving_texts(facts.get("solving"))[:1])
+    limit = f"each at most {limit_s:g} s" if isinstance(limit_s, int | float) else "with no deadline"
+    return (
+        f"stopping, waits for {count} machine{'s' * (count > 1)}{longest}; {limit} (limits.seconds); --now "
+        "gives up what is being solved, a resume solves it again"
+    )
+
+
 class RunProgress:
     """Shows share done, rate and time left of a run: `show` is called with each cluster.driver.Status."""
 
@@ -173,9 +188,12 @@ class RunProgress:
         self.noted = len(status.notes)
         share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
         text = f"{self.name}: {status.done} of {status.planned} machines{share}"
+        solving = solving_texts([asdict(one) for one in status.solving], LONG_LEASE_S)
         interrupted = status.state == "running" and status.reason.startswith("interrupted")
         if status.state == "running" and status.reason:
-            ending = f"interrupted; finishing {status.in_flight} machines, again to stop now"
+            longest = "".join(f" ({one})" for one in solving[:1])
+            count = f"{status.in_flight} machine{'s' * (status.in_flight != 1)}"
+            ending = f"interrupted; finishing {count}{longest}, again to stop now"
             text = f"{text}, {ending if interrupted else status.reason}"
         elif status.state == "running" and status.waiting and not status.workers_live:
             text = f"{text}, {status.waiting}"
@@ -188,8 +206,10 @@ class RunProgress:
             gap = f"gap {100 * status.worst_gap:.2g} % at most"
             text = f"{text}, {status.rate:.3g}/s{left}, front {status.front}, {gap}"
         elif status.state == "running":
-            solving = f", {status.in_flight} being solved" * (status.in_flight > 0)
-            text = f"{text}{solving}, none yet in this session"
+            in_flight = f", {status.in_flight} being solved" * (status.in_flight > 0)
+            text = f"{text}{in_flight}, none yet in this session"
+        if status.state == "running" and not status.reason:
+            text += "".join(f", {one}" for one in solving[:1])
         if interrupted and not self.interrupted_once:
             self.interrupted_once = True
             self.line.say(f"{self.name}: {status.reason}")

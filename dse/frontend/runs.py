@@ -704,7 +704,7 @@ class Run:
         word, colon, column = text.partition(":")
         if word == "best":
             names = [column] if colon else self.objectives()
-            first = self._answer(lambda con: db.best(con, names, self.seconds))
+            first = self._answer(lambda con: db.best(con, names, self.seconds, of_study=not colon))
             if not len(first):
                 raise ValueError(
                     f"POINT = {text}: the front is empty; dse sql can tell why (SELECT status, "

@@ -327,6 +327,24 @@ def study_text(
     return f"{name}: {', '.join(workloads)} on {machine}, {varied}{machines:,} machine{'s' * (machines != 1)}"
 
 
+def solving_texts(rows: Any, at_least_s: float = 0.0) -> list[str]:
+    """Returns what workers work at, of the entry `solving` of status.json: the machine of each lease, and for
+    how long a worker has had it, if that is at least so long.
+
+    >>> solving_texts([{"worker": 2, "machine": 17, "machines": 3, "since": time.time() - 90}])
+    ['machine 17 and 2 more for 90 s (worker 2)']
+    """
+    found = []
+    for row in rows if isinstance(rows, list | tuple) else ():
+        match row:
+            case {"worker": int(worker), "machine": int(machine), "machines": int(count), "since": float(at)}:
+                others = f" and {count - 1} more" if count > 1 else ""
+                if (seconds := time.time() - at) >= at_least_s:
+                    by = f" (worker {worker})" if worker else ""
+                    found.append(f"machine {machine}{others} for {units.duration(max(0.0, seconds))}{by}")
+    return found
+
+
 def _integer_text(key: str, value: Any) -> str:
     return (
         units.quantity(key, value)

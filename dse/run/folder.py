@@ -224,13 +224,19 @@ def generation_file(path: Path) -> tuple[int, str] | None:
     return (generation, identity) if isinstance(generation, int) and isinstance(identity, str) else None
 
 
-def identities(root: Path, study_digest: str) -> dict[Path, str]:
-    """The study that each sound file of a run folder says it belongs to, as a digest.
+Asks = dict[Path, tuple[int, str] | None]  # file of asks -> `generation_file`
 
-    Damaged files, and those that name no study, are left out. study_digest: digest of the current study;
-    files of asks that name it are believed here without a check, as their checksums are checked later.
+
+def asks_of(root: Path) -> Asks:
+    """The files of asks of a run folder; reading tens of thousands takes a second or more."""
+    return {path: generation_file(path) for path in sorted((root / "asks").glob("*.json"))}
+
+
+def identities(root: Path, asks_by_path: Asks) -> dict[Path, str]:
+    """The study that each sound file of a run folder says it belongs to, as a digest. Damaged files, and
+    those that name no study, are left out.
     """
-    asks = {path: _study_of_asks(path, study_digest) for path in sorted((root / "asks").glob("*.json"))}
+    asks = {path: found[1] for path, found in asks_by_path.items() if found}
     files = sorted((root / "parts").glob("*/*.parquet"))
     parts = {path: _metadata_of(path).decode(errors="replace").partition(" ")[0] for path in files}
     return identities_of_heads(root) | {
@@ -251,17 +257,6 @@ def identities_of_heads(root: Path) -> dict[Path, str]:
         for path, identity in identity_of.items()
         if isinstance(identity, str) and DIGEST.fullmatch(identity)
     }
-
-
-def _study_of_asks(path: Path, study_digest: str) -> str:
-    """The study that a file of asks says it belongs to, as a digest; "" if it is damaged. Not checked if it
-    says `study_digest`.
-    """
-    with suppress(OSError):
-        claimed = SEALED_ASKS.search(path.read_bytes())
-        if claimed and claimed[4].decode() == study_digest:
-            return study_digest
-    return (generation_file(path) or (0, ""))[1]
 
 
 def _unsealed(path: Path) -> dict[str, Any] | None:
@@ -422,7 +417,7 @@ def files_of_other_studies(root: Path) -> str:
     """A message for a folder with files of several studies, naming those that are not of the study to which
     most files belong; "" for other folders.
     """
-    identity_of = identities(root, "")
+    identity_of = identities(root, asks_of(root))
     main_identity = Counter(identity_of.values()).most_common(1)[0][0] if identity_of else ""
     others = [str(path) for path, identity in identity_of.items() if identity != main_identity]
     if not others:

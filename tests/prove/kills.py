@@ -286,7 +286,7 @@ def main() -> int:
         print(f"no kills on a store: {SERVER} is missing (make build/objects/ready), or --stored 0")
     with (
         tempfile.TemporaryDirectory(prefix="dse-kills-") as folder,
-        s3_server(rng, Counter()) if has_store else nullcontext(("", Path())) as (options, _),
+        s3_server(rng, []) if has_store else nullcontext(("", Path())) as (options, _),
     ):
         made = t.bed()
         try:

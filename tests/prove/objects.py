@@ -4,10 +4,14 @@ with its local copy or without, gives the rows of an undisturbed run in a folder
 refused.
 
     make prove PART=objects        # makes build/objects, which has the servers
+    python -m tests.prove objects [--store gs] [--times 1] [--seed 7] [--keep DIR]
+
+DIR gets, of a store that does not hold, the requests with their faults, the run's copy and the folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import hmac
@@ -27,6 +31,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import pyarrow.fs as pafs
@@ -51,7 +56,20 @@ ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 HOP_BY_HOP = ("connection", "transfer-encoding", "content-length", "date", "server")
 
 
-def _proxy(port: int, draws: random.Random, counts: Counter[str]) -> ThreadingHTTPServer:
+class Request(NamedTuple):
+    """One that a proxy saw."""
+
+    at_s: float  # time.time() of its end
+    fault: str  # of FAULTS, or ""
+    method: str
+    path: str
+    part: str  # Content-Range or Range
+    sent: int  # bytes
+    status: int  # of the server's answer, 0: it saw none
+    answered: int  # bytes
+
+
+def _proxy(port: int, draws: random.Random, requests: list[Request]) -> ThreadingHTTPServer:
     """A server that passes requests on to `port`, with FAULTS."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -68,7 +86,8 @@ def _proxy(port: int, draws: random.Random, counts: Counter[str]) -> ThreadingHT
                 if drawn < 0:
                     fault = name
                     break
-            counts[fault] += 1
+            part = self.headers.get("Content-Range") or self.headers.get("Range") or ""
+            seen = Request(time.time(), fault, self.command, self.path, part, len(body), 0, 0)
             if fault == "503":
                 self.send_response(503)
                 self.send_header("Content-Length", "0")
@@ -76,6 +95,7 @@ def _proxy(port: int, draws: random.Random, counts: Counter[str]) -> ThreadingHT
             if fault == "silence":
                 time.sleep(60.0)
             if fault in ("503", "no request", "silence"):
+                requests.append(seen)
                 return
             server = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             server.request(self.command, self.path, body, dict(self.headers))
@@ -83,6 +103,7 @@ def _proxy(port: int, draws: random.Random, counts: Counter[str]) -> ThreadingHT
             data = answer.read()
             length = answer.headers.get("Content-Length", str(len(data)))
             server.close()
+            requests.append(seen._replace(at_s=time.time(), status=answer.status, answered=len(data)))
             if fault == "no answer":
                 return
             self.send_response(answer.status)
@@ -145,6 +166,8 @@ def _prove(url: str, temporary: Path, draws: random.Random, rounds: int) -> str:
         process = _dse(*run, url, "--set", f"sink={sink}")
         if number == 0:
             while not list((temporary / "cache/remote").glob("*/.head")):
+                if process.poll() is not None:
+                    return f"the first run: {process.communicate()[0]}"
                 time.sleep(0.1)
             process.send_signal(signal.SIGSTOP)
             code, said = _said(*run, url)
@@ -168,7 +191,7 @@ def _prove(url: str, temporary: Path, draws: random.Random, rounds: int) -> str:
 
 
 @contextmanager
-def s3_server(draws: random.Random, counts: Counter[str]) -> Iterator[tuple[str, Path]]:
+def s3_server(draws: random.Random, requests: list[Request]) -> Iterator[tuple[str, Path]]:
     """Yields the options of URLs s3://bucket/... on a server that fails now and then, and the folder of
     $DSE_CACHE, both gone afterwards.
     """
@@ -192,7 +215,7 @@ def s3_server(draws: random.Random, counts: Counter[str]) -> Iterator[tuple[str,
                 break
             except OSError:
                 time.sleep(0.3)
-        proxy = _proxy(port, draws, counts)
+        proxy = _proxy(port, draws, requests)
         yield f"endpoint_override=127.0.0.1:{proxy.server_port}&scheme=http&region=us-east-1", temporary
     finally:
         moto.terminate()
@@ -216,10 +239,10 @@ def _served(*command: str | Path, port: int) -> Iterator[None]:
         server.wait()
 
 
-def _google(temporary: Path, draws: random.Random, counts: Counter[str]) -> str:
+def _google(temporary: Path, draws: random.Random, requests: list[Request]) -> str:
     """What does not hold on Google Cloud Storage, or ""."""
     port = draws.randrange(20_000, 25_000)
-    address = f"127.0.0.1:{_proxy(port, draws, counts).server_port}"
+    address = f"127.0.0.1:{_proxy(port, draws, requests).server_port}"
     assert GCS
     GCS.chmod(0o755)
     listening = ("-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port))
@@ -231,7 +254,7 @@ def _google(temporary: Path, draws: random.Random, counts: Counter[str]) -> str:
         return _prove(f"gs://anonymous@bucket/runs/first?{options}", temporary, draws, FEW_ROUNDS)
 
 
-def _azure(temporary: Path, draws: random.Random, _: Counter[str]) -> str:
+def _azure(temporary: Path, draws: random.Random, _: list[Request]) -> str:
     """What does not hold on Azure Blob Storage, or ""; with a shared access signature. Without faults: the
     Azure client of pyarrow 26.0 ends the process where an answer is cut ("Failed to parse xml").
     """
@@ -250,22 +273,43 @@ def _azure(temporary: Path, draws: random.Random, _: Counter[str]) -> str:
         return _prove(url, temporary, draws, FEW_ROUNDS)
 
 
+def _kept(folder: Path, temporary: Path, requests: list[Request]) -> None:
+    """Puts what a fault can be found from into a folder."""
+    shutil.copytree(temporary, folder, dirs_exist_ok=True)
+    (folder / "requests.txt").write_text("\n".join("\t".join(map(str, request)) for request in requests))
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", choices=("s3", "gs", "abfs"), help="this one alone")
+    parser.add_argument("--times", type=int, default=1, help="each with the next seed")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--keep", type=Path)
+    given, _ = parser.parse_known_args()
     if not SERVER.exists():
         print(f"objects: not run: {SERVER} is missing; make build/objects/ready")
         return 0
-    draws, counts = random.Random(SEED), Counter[str]()
-    with s3_server(draws, counts) as (options, temporary):
-        print("s3:", flush=True)
-        fault = _prove(f"s3://bucket/runs/first?{options}", temporary, random.Random(SEED), ROUNDS)
-        for name, has_server, prove in (("gs", GCS, _google), ("abfs", AZURITE.exists(), _azure)):
-            if not fault and has_server:
-                shutil.rmtree(temporary / "folder")
-                print(f"{name}:", flush=True)
-                fault = prove(temporary, random.Random(SEED), counts)
-            elif not has_server:
-                print(f"{name}: not run, its server is missing; make build/objects/ready")
-    print(f"  requests: {dict(counts)}")
-    if fault:
-        print(fault, file=sys.stderr)
+    others = {"gs": (GCS, _google), "abfs": (AZURITE.exists(), _azure)}
+    fault = ""
+    for seed in range(given.seed, given.seed + given.times):
+        requests = list[Request]()
+        with s3_server(random.Random(seed), requests) as (options, temporary):
+            for name in ("s3", *others) if given.store is None else (given.store,):
+                if fault:
+                    break
+                print(f"{name}, seed {seed}:", flush=True)
+                shutil.rmtree(temporary / "folder", ignore_errors=True)
+                draws = random.Random(seed)
+                if name == "s3":
+                    fault = _prove(f"s3://bucket/runs/first?{options}", temporary, draws, ROUNDS)
+                elif others[name][0]:
+                    fault = others[name][1](temporary, draws, requests)
+                else:
+                    print("  not run, its server is missing; make build/objects/ready")
+            if fault and given.keep:
+                _kept(given.keep, temporary, requests)
+        print(f"  requests: {dict(Counter(request.fault for request in requests))}", flush=True)
+        if fault:
+            print(fault, file=sys.stderr)
+            break
     return int(bool(fault))
