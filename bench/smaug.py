@@ -63,7 +63,7 @@ Floors = dict[tuple[str, str], tuple[float, bool]]
 
 
 def tiled_by_smaug(e: Einsum, arch: Arch) -> list[EinsumCost] | Infeasible:
-    return smaug(Problem(arch, e, "energy"), Random(0))
+    return smaug(Problem(arch, e, "energy"), Random(0), host_copies_cost=False)
 
 
 def line(network: str, e: Einsum, arch: Arch, floors: Floors) -> Line:

@@ -31,6 +31,8 @@ KINDS = {
     "depthwise": "depthwise",
     "attention": "attention",
 }  # by the first letters of a case's operator
+# published with an eleventh input tile, which holds no window: corrected, it is not made
+NO_WINDOW = ("corrected", "conv-1x64x64x32-k5x5-m16-s3-valid", "inputs")
 
 
 def operator(case: dict[str, Any]) -> Operator:
@@ -99,20 +101,20 @@ def _case(case: dict[str, Any], op: Operator, u: Unit, mode: str) -> Iterator[st
     for name, shape in expected.get("tile_shapes", {}).items():
         yield from _differ(f"{name} tile shape", shape, list(found.tensors[name].tile))
     for name, facts in expected.items():
-        if name in found.tensors:
+        if name in found.tensors and (mode, case["id"], name) != NO_WINDOW:
             for line in _facts(facts, found.tensors[name]):
                 yield f"{name}: {line}"
-    yield from _property(expected.get("property"), found, u)
+    yield from _property(expected.get("property"), found, u, mode == "faithful")
 
 
-def _property(wanted: str | None, found: Tiling, u: Unit) -> Iterator[str]:
+def _property(wanted: str | None, found: Tiling, u: Unit, faithful: bool) -> Iterator[str]:
     if wanted == "same_tiles_for_all_tensors":
         yield from _differ("different tilings", 1, len({t.cuts for t in found.tensors.values()}))
     elif wanted == "tiled_equals_untiled" and wrong(found):
         yield "the tiled result differs from the untiled one"
     elif wanted not in (None, "tiled_equals_untiled"):
         yield f"property {wanted!r} is unknown"
-    yield from broken(found, u)
+    yield from broken(found, u, faithful)
 
 
 def _differ(what: str, expected: Any, got: Any) -> Iterator[str]:

@@ -23,6 +23,8 @@ KINDS = (
     "softmax",
     "depthwise",
     "attention",
+    "rows",
+    "transposed",
 )
 
 
@@ -61,12 +63,36 @@ def operator(rng: random.Random, kind: str = "", padded_pools: bool = True) -> O
         return Operator(
             kind, kind, (rng.choice((1, 1, 2, 5, 40)), rng.randint(1, 700)), outputs=rng.randint(1, 500)
         )
+    if kind == "rows":
+        n, a = rng.choice((1, 2, 5, 40)), rng.randint(1, 700)
+        others = tuple(rng.choice(((n, a), (n, 1), (1, a), (1, 1))) for _ in range(rng.randint(1, 3)))
+        return Operator(kind, kind, (n, a), others=others)
+    if kind == "transposed":
+        kernel = (rng.randint(1, 4), rng.randint(1, 4))
+        stride = (rng.randint(1, min(3, kernel[0])), rng.randint(1, min(3, kernel[1])))
+        h, w = rng.randint(2, 12), rng.randint(2, 9)
+        crop = [
+            rng.randint(0, min(k - 1, ((size - 1) * step + k - 1) // 2))
+            for k, size, step in zip(kernel, (h, w), stride, strict=True)
+            for _ in range(2)
+        ]
+        return Operator(
+            kind,
+            kind,
+            (rng.choice((1, 1, 2)), h, w, rng.choice(CHANNELS)),
+            kernel,
+            rng.choice(CHANNELS),
+            stride,
+            (crop[0], crop[1], crop[2], crop[3]),
+        )
     if kind == "attention":
         return Operator(
             kind, kind, (n, rng.randint(1, 70), rng.choice((1, 4, 16, 20, 32))), outputs=rng.randint(1, 200)
         )
     kernel = rng.choice((1, 2, 3, 3, 4, 5, 7)), rng.choice((1, 2, 3, 3, 4, 5, 7))
-    h, w = rng.randint(kernel[0], 40), rng.randint(kernel[1], 30)
+    dilation = rng.choice(((1, 1), (1, 1), (2, 1), (1, 2), (3, 2)))
+    spans = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    h, w = rng.randint(spans[0], max(40, spans[0])), rng.randint(spans[1], max(30, spans[1]))
     stride = (rng.randint(1, 4), rng.randint(1, 4))
     odd = tuple(rng.randint(0, k - 1) for k in (kernel[0], kernel[0], kernel[1], kernel[1]))
     pads = (
@@ -75,7 +101,7 @@ def operator(rng: random.Random, kind: str = "", padded_pools: bool = True) -> O
         else (0, 0, 0, 0)
     )
     if kind in ("batch_norm", "unary", "elementwise"):
-        kernel, stride, pads = (1, 1), (1, 1), (0, 0, 0, 0)
+        kernel, stride, pads, dilation = (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)
     return Operator(
         kind,
         kind,
@@ -85,4 +111,5 @@ def operator(rng: random.Random, kind: str = "", padded_pools: bool = True) -> O
         stride,
         (pads[0], pads[1], pads[2], pads[3]),
         rng.choice((1, 2, 3)) if kind == "elementwise" else 1,
+        dilation,
     )

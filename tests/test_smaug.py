@@ -134,13 +134,15 @@ def test_faithful_mode_keeps_them_where_the_method_claims_to(seed: int) -> None:
     pads = same_padding(op.kernel) if op.stride == (1, 1) and rng.random() < 0.5 else (0, 0, 0, 0)
     op = replace(op, shape=(1, *op.shape[1:]), pads=pads if op.kind == "convolution" else op.pads)
     found = tile(op, SMV, True)
-    assert isinstance(found, Infeasible) or (list(broken(found, SMV)) == [] and not wrong(found, 1, seed))
+    assert isinstance(found, Infeasible) or (
+        list(broken(found, SMV, faithful=True)) == [] and not wrong(found, 1, seed)
+    )
 
 
 def test_defect_1_first_tile_is_misaligned() -> None:
     op = conv((1, 32, 64, 256), 3, 16, stride=2)
     assert wrong(tiling(op, faithful=True))
-    assert list(broken(tiling(op, faithful=True), SMV)) == [
+    assert list(broken(tiling(op, faithful=True), SMV, faithful=True)) == [
         "dimension 1: input piece 1 does not hold what its output needs"
     ]
     assert tiling(op, faithful=True).tensors["inputs"].cuts[1][1][0] == 2
@@ -222,7 +224,26 @@ def test_slack_is_kept_from_the_full_tensor_in_faithful_mode_only() -> None:
     assert old[0] * 9 * (old[3] + 2) <= 16384
 
 
-@pytest.mark.parametrize("kind", ["depthwise", "attention"])
+def test_dilated_windows_overlap_by_what_they_span() -> None:
+    """Three taps 4 apart span 9 rows: tiles share 8, and no tile is smaller."""
+    op = Operator("convolution", "conv", (1, 64, 40, 32), (3, 3), 16, dilation=(4, 4))
+    t = tiling(op)
+    (first, rows), (second, _) = t.tensors["inputs"].cuts[1][:2]
+    assert rows - (second - first) == 8
+    assert t.tensors["weights"].tile[1:3] == (3, 3)
+    assert not wrong(t)
+    assert tile(replace(op, shape=(1, 8, 40, 32)), SMV) == Infeasible(
+        "SMAUG", 1, 0, "conv", "inputs as large as the kernel"
+    )
+
+
+def test_a_last_tile_without_a_window_is_not_made() -> None:
+    op = conv((1, 64, 64, 32), 5, 16, stride=3, padding=False)
+    assert [tiling(op, faithful).tensors["inputs"].grid()[1] for faithful in (True, False)] == [11, 10]
+    assert "inputs: no call uses 1 of its tiles" in list(broken(tiling(op, faithful=True), SMV))
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "attention", "rows", "transposed"])
 @pytest.mark.parametrize("seed", range(amount(25)))
 def test_own_operators_on_the_same_scaffold(kind: str, seed: int) -> None:
     rng = random.Random(f"{kind} {seed}")

@@ -63,6 +63,7 @@ EINSUMS = [
     "attention:heads=4,q=64,context=200,d=64",
     "conv:k=40,c=24,p=33,q=33,r=7,s=7,stride=2,pad=3",
     "conv:k=512,c=16,p=16,q=16,r=3,s=3,pad=1",
+    "conv:k=32,c=32,p=30,q=30,r=3,s=3,dilation=2",
 ]
 
 
@@ -104,6 +105,28 @@ def test_replay_of_random_layers(seed: int) -> None:
 def test_most_random_layers_are_nests() -> None:
     rng = random.Random("nests")
     assert sum(same_actions(layer(rng), arch()) is True for _ in range(40)) >= 25
+
+
+@pytest.mark.parametrize("spad", [8192, 32768])
+def test_rows_and_transposed_convolutions_write_the_tiles_of_their_outputs(spad: int) -> None:
+    """Neighbouring tiles of a transposed convolution write the rows that they share twice."""
+    sources = (
+        "conv_transpose:k=32,c=64,p=28,q=14,r=4,s=4,stride=2,pad=1",
+        "conv_transpose:k=16,c=64,p=40,q=20,r=3,s=3,stride=2",
+        "bert_tiny",
+    )
+    seen = set()
+    for e in (e for source in sources for e in catalog.load(source).einsums[:14]):
+        found = plan(e, arch(spad=spad))
+        assert not isinstance(found, Infeasible)
+        t = found.schedule.tiling
+        if not found.why_no_nest and t.operator.kind in ("softmax", "rows", "transposed"):
+            seen.add(t.operator.kind)
+            assert faults(found.mapping, e, arch()) == []
+            rows = {r.key: r.elems for r in count(found.mapping, e, arch())}
+            tiles = sum(t.tensors["outputs"].elems()) * found.schedule.operator_view.repeats()
+            assert rows["DRAM", e.output.tensor, "write"] == tiles
+    assert seen == {"rows", "transposed"}
 
 
 def test_why_a_schedule_is_outside_the_nest_space() -> None:
@@ -192,9 +215,8 @@ def test_an_einsum_is_read_as_an_operator_of_its_size(seed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "extents", "what"),
     [
-        ("O[p] += I[p+2*r] * W[r]", {"p": 8, "r": 3}, "dilated"),
         ("O[c,p] = lrn(I[c+w-2,p])", {"c": 8, "p": 4, "w": 5}, "kind lrn"),
-        ("Y[m,n] = X[m,n] + B[n]", {"m": 4, "n": 4}, "kind add"),
+        ("Y[m,n] = X[n] + B[m,n]", {"m": 4, "n": 4}, "kind add"),
         ("O[p] += I[p+r+2] * W[r]", {"p": 8, "r": 3}, "cropped"),
         ("C[m,n] += A[m,k] * B[k,n] * D[k]", {"m": 2, "n": 2, "k": 2}, "kind mac"),
     ],
@@ -297,6 +319,14 @@ def test_what_the_text_of_a_schedule_says() -> None:
         sum(c.elems for c in made.values()),
     )
     assert found.strategy == ""
+    (free,) = mapper.smaug(Problem(arch(), e, "energy"), random.Random(0), host_copies_cost=False)
+    home, accesses = arch().levels[0], found.host_copy_elems * 16 / arch().levels[0].width_bits
+    waits = 2 * accesses / home.bandwidth
+    assert found.latency_cycles - free.latency_cycles == pytest.approx(waits)
+    assert found.energy_pj - free.energy_pj == pytest.approx(
+        accesses * (home.read_pj + home.write_pj) + arch().leak_mw() * waits / arch().clock_ghz
+    )
+    assert sum(part.energy_pj for part in found.price.parts) == pytest.approx(found.energy_pj)
     turns = replace(arch(), fanouts=(Fanout("ROW", 1, (("A", 3),), (True,), (False,)), *arch().fanouts))
     assert (
         "  for 3 tiles of kernels, 3 accelerators by turns"

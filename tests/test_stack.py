@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import yaml
@@ -12,6 +14,7 @@ import yaml
 from cluster.worker import Ask, Lease, job_of, solve_lease
 from dse.explain import values
 from dse.frontend.cli import main
+from dse.mapper.smaug.mapper import smaug
 from dse.mapping.nest import Infeasible, faults
 from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
@@ -79,7 +82,9 @@ def test_a_nest_costs_what_the_evaluator_says_and_others_are_counted_in_the_cert
         assert cost.certificate.startswith("not proven optimal; at most ")
         priced = einsum_cost(Problem(SMV, e, "energy"), cost.mapping)
         assert isinstance(priced, EinsumCost)
-        assert metrics(priced) == metrics(cost)
+        (bare,) = smaug(Problem(SMV, e, "energy"), Random(0), host_copies_cost=False)
+        assert metrics(priced) == metrics(bare)
+        assert (cost.energy_pj > bare.energy_pj) == (cost.host_copies > 0)
     assert all(cost.host_copies is not None and cost.host_copy_elems is not None for cost in solved.einsums)
     assert solved.energy_pj == sum(cost.count * cost.energy_pj for cost in solved.einsums)
 
@@ -187,12 +192,13 @@ def test_the_yaml_of_nests_is_simulated_and_that_of_others_refused_in_one_line(
 ) -> None:
     file = tmp_path / "schedule.yaml"
     for source in (NESTED, UNNESTED):
-        assert main(["map", source, "smv", "--set", "solver.tiling=smaug", "--format", "yaml"]) == 0
+        free = ["--set", "solver.tiling=smaug", "--set", "solver.host_copies=free"]
+        assert main(["map", source, "smv", *free, "--format", "yaml"]) == 0
         file.write_text(capsys.readouterr().out)
         code = main(["simulate", source, "smv", str(file), "--format", "json"])
         said = capsys.readouterr()
         if source == NESTED:
-            found = solve(SMV, catalog.load(source), SMAUG)
+            found = solve(SMV, catalog.load(source), replace(SMAUG, host_copies="free"))
             assert code == 0
             assert isinstance(found, list)
             assert json.loads(said.out)["energy_pj"] == found[0].energy_pj

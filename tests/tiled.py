@@ -17,9 +17,9 @@ def stored(shape: tuple[int, ...], align: int) -> int:
     return int(np.prod(shape[:-1], dtype=np.int64)) * inner
 
 
-def broken(t: Tiling, u: Unit) -> Iterator[str]:
+def broken(t: Tiling, u: Unit, faithful: bool = False) -> Iterator[str]:
     """Invariants that do not hold: capacities, outputs partitioned, inputs cover what outputs need, legal
-    schedule, everything sent once.
+    schedule, everything sent once; unless faithful, every tile used.
     """
     for name, tiled in t.tensors.items():
         worst = max(stored(tuple(max(tiled.extents(d)) for d in range(len(tiled.shape))), u.align), 0)
@@ -32,10 +32,15 @@ def broken(t: Tiling, u: Unit) -> Iterator[str]:
             if origin < 0 or origin + extent > size:
                 yield f"outputs: a piece of dimension {dim} lies outside"
             seen[max(origin, 0) : origin + extent] += 1
-        if (seen != 1).any():
+        # rows of a transposed convolution are added to by neighbours
+        if (seen != 1).any() and not (t.operator.kind == "transposed" and dim == 1 and (seen > 0).all()):
             yield f"outputs: dimension {dim} is not partitioned"
     yield from _uncovered(t)
-    yield from illegal(t, calls(t.nest, t.tensors, u.accelerators))
+    made = calls(t.nest, t.tensors, u.accelerators)
+    yield from illegal(t, made)
+    for name, tiled in t.tensors.items() if not faithful else ():
+        if (idle := int(np.prod(tiled.grid())) - len(set(made.tile[name].tolist()))) > 0:
+            yield f"{name}: no call uses {idle} of its tiles"
 
 
 def _uncovered(t: Tiling) -> Iterator[str]:
@@ -50,7 +55,8 @@ def _uncovered(t: Tiling) -> Iterator[str]:
             start, length = ins[min(i, len(ins) - 1)] if len(outs) > 1 or len(ins) == 1 else (0, size)
             if len(outs) == 1 and len(ins) > 1 and w.outputs(size) > 1 and ins[0][1] < size:
                 start, length = ins[0]
-            reads = {first + p * w.step + r for p in range(extent) for r in range(w.size)}
+            apart, taps = t.operator.dilation[dim - 1], t.operator.kernel[dim - 1]
+            reads = {first + p * w.step + r * apart for p in range(extent) for r in range(taps)}
             if not {x for x in reads if 0 <= x < size} <= set(range(start, start + length)):
                 yield f"dimension {dim}: input piece {i} does not hold what its output needs"
                 return
@@ -117,6 +123,9 @@ def run(t: Tiling, arrays: dict[str, np.ndarray], accelerators: int = 1) -> np.n
         origin, shape = t.tensors["outputs"].at(number)
         if where.get(a) != number:
             pads[a], where[a] = np.full(shape, np.nan), number
+            if t.operator.kind == "transposed":  # rows that a neighbour has sent come back
+                sent = out[tuple(slice(o, o + n) for o, n in zip(origin, shape, strict=True))]
+                pads[a] = np.where(np.isnan(sent), 0.0, sent)
         KERNELS[t.operator.kind](t, held, a, pads[a], origin, bool(c.accumulate[i]), i, c)
         if c.send[i]:
             view = out[tuple(slice(o, o + n) for o, n in zip(origin, shape, strict=True))]
@@ -140,7 +149,9 @@ def _padded(t: Tiling, x: np.ndarray, number: int) -> np.ndarray:
 
 def _windows(op: Operator, x: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """[n, rows, columns, c, kh, kw]"""
-    view = np.lib.stride_tricks.sliding_window_view(x, op.kernel, axis=(1, 2))
+    (down, right), (kh, kw) = op.dilation, op.kernel
+    spans = (kh - 1) * down + 1, (kw - 1) * right + 1
+    view = np.lib.stride_tricks.sliding_window_view(x, spans, axis=(1, 2))[..., ::down, ::right]
     return view[:, :: op.stride[0], :: op.stride[1]][:, :rows, :columns]
 
 
@@ -170,6 +181,28 @@ def _pool_call(t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: boo
     target = pad[..., xo[3] - origin[3] : xo[3] - origin[3] + x.shape[3]]
     if target.shape == view.shape:
         target[...] = view
+
+
+def _spread(op: Operator, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """A transposed convolution that nothing crops: [n, h, w, c] with [m, kh, kw, c]."""
+    (n, h, q, _), (m, kh, kw, _), (sh, sw), (dh, dw) = x.shape, w.shape, op.stride, op.dilation
+    out = np.zeros((n, (h - 1) * sh + (kh - 1) * dh + 1, (q - 1) * sw + (kw - 1) * dw + 1, m))
+    for i in range(h):
+        for j in range(q):
+            for r in range(kh):
+                for s in range(kw):
+                    out[:, i * sh + r * dh, j * sw + s * dw] += x[:, i, j] @ w[:, r, s].T
+    return out
+
+
+def _transposed_call(
+    t: Tiling, held, a: int, pad: np.ndarray, origin, accumulate: bool, i: int, c: Calls
+) -> None:
+    (xo, x), (wo, w) = held[a, "inputs"], held[a, "weights"]
+    start, kernel = wo[3] - xo[3], origin[3] - wo[0] if pad.shape[3] < w.shape[0] else 0
+    found = _spread(t.operator, x[..., start : start + w.shape[3]], w[kernel : kernel + pad.shape[3]])
+    top, left = origin[1] - (xo[1] * t.operator.stride[0] - t.operator.pads[0]), t.operator.pads[2]
+    pad += found[:, top : top + pad.shape[1], left : left + pad.shape[2]]
 
 
 def _depthwise_call(
@@ -230,6 +263,8 @@ KERNELS = {
     "unary": _add_call,
     "elementwise": _add_call,
     "softmax": _softmax_call,
+    "rows": _add_call,
+    "transposed": _transposed_call,
 }
 
 
@@ -266,6 +301,10 @@ def whole(op: Operator, arrays: dict[str, np.ndarray]) -> np.ndarray:
         if op.kind == "depthwise":
             return np.einsum("npqcrs,rsc->npqc", view, arrays["weights"][0])
         return np.einsum("npqcrs,krsc->npqk", view, arrays["weights"], optimize=True)
+    if op.kind == "transposed":
+        top, bottom, left, right = op.pads
+        found = _spread(op, x, arrays["weights"])
+        return found[:, top : found.shape[1] - bottom, left : found.shape[2] - right]
     if op.kind == "inner_product":
         return x @ arrays["weights"].T
     if op.kind == "batch_norm":

@@ -157,6 +157,11 @@ SOLVER: Meanings = {
         "",
         "mapper: tiles come out of the mapper's search; smaug: SMAUG's tile optimizer and schedule",
     ),
+    "host_copies": (
+        "",
+        "of tiling: smaug, copies by which the host cuts tensors into tiles and joins the result: counted, "
+        "each element read from and written to main memory while nothing else runs; or free",
+    ),
     "mapper": ("", "who finds mappings: dse list solvers"),
     "factors": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
     "dataflow": (

@@ -16,7 +16,7 @@ from hw.arch import OPS_PER_MAC, Access, Compute, Fanout, Level
 if TYPE_CHECKING:  # imported where it is used: commands that only list columns start without it
     import pyarrow as pa
 
-MODEL_VERSION = 17
+MODEL_VERSION = 18
 SOLVER_VERSION = 31
 
 STATUS = ("ok", "infeasible", "pruned", "error")
@@ -377,7 +377,9 @@ TABLES: dict[str, Columns] = {
             "",
             "contiguous copies by which the host cuts and joins tiles; NULL: no tile optimizer cut them",
         ),
-        "host_copy_elems": Column("int64", "", "elements of those copies; in no energy or latency"),
+        "host_copy_elems": Column(
+            "int64", "", "elements of those copies; solver.host_copies says whether they cost"
+        ),
     },
     "counts": {
         "mapping_key": MAPPING_KEY,

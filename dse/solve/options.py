@@ -43,6 +43,9 @@ class SolverOptions:
     objective: Goal = "energy"
     # smaug: SMAUG's tiles and schedule, and `mapper` is not called
     tiling: Literal["mapper", "smaug"] = "mapper"
+    # tiling smaug: copies by which the host cuts and joins tiles cost energy and time of main memory
+    # (counted), or nothing (free), as SMAUG's tilings are compared
+    host_copies: Literal["counted", "free"] = "counted"
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)

@@ -1165,7 +1165,9 @@ def _mapper(options: SolverOptions, extra: Constraints = FREE) -> Mapper:
         )
         return optimal(problem, options.factors, combined, allowed_gap=options.gap)
 
-    return TILING[options.tiling] or (
+    if options.tiling == "smaug":
+        return partial(smaug, host_copies_cost=options.host_copies == "counted")
+    return (
         exact
         if options.mapper == "optimal"
         else MAPPERS_BY_NAME.get(options.mapper) or plugged(options.mapper)

@@ -257,6 +257,11 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
                 f"solver.{key} = {show(raw[key])} is a choice of the mapper optimal; leave it out, "
                 "or take that mapper"
             )
+    if options.tiling != "smaug" and isinstance(raw, Mapping) and "host_copies" in raw:
+        faults.add(
+            f"solver.host_copies = {show(raw['host_copies'])} is a choice of solver.tiling: smaug; take "
+            "that, or leave it out"
+        )
     shares_exactly = (
         options.mapper == "optimal" and options.tiling == "mapper" and options.factors != "imperfect"
     )

@@ -105,10 +105,10 @@ def sizes_of(t: Tiling) -> dict[str, int]:
         if "weights" in tensors and tensors["weights"].grid()[-1] > 1
         else tensors["inputs"]
     )
+    # of a transposed convolution, loops are over rows of the input
+    image = tensors["inputs" if t.operator.kind == "transposed" else "outputs"]
     image_sizes = (
-        {"h": tensors["outputs"].cuts[1][0][1], "w": tensors["outputs"].cuts[2][0][1]}
-        if len(tensors["outputs"].shape) == 4
-        else {}
+        {"h": image.cuts[1][0][1], "w": image.cuts[2][0][1]} if len(tensors["outputs"].shape) == 4 else {}
     )
     m = tensors["weights"].tile[0] if "weights" in tensors else 1
     return {

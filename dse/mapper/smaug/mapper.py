@@ -27,7 +27,7 @@ from dse.mapper.smaug.replay import replay_counts
 from dse.mapper.smaug.smaug import WINDOWED, tile, unsupported
 from dse.mapping.nest import NON_NEST, Infeasible, Mapping
 from dse.sim.counts.actions import bits_of
-from dse.sim.counts.counts import Counted, Footprint, nest_sums
+from dse.sim.counts.counts import Count, Counted, Footprint, counted, footprints, nest_sums
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, evaluate_fitting
 from dse.sim.schedule import outermost
 from hw.arch import ROLES, Arch
@@ -54,23 +54,24 @@ class Plan:
 
 
 @outermost.mapper
-def smaug(problem: Problem, rng: Random) -> list[EinsumCost] | Infeasible:
+def smaug(problem: Problem, rng: Random, host_copies_cost: bool = True) -> list[EinsumCost] | Infeasible:
     """SMAUG's tiling and schedule, for machines with scratchpads outside of the array.
 
     Returns a list of one solution. rng is not used. If the schedule is no nest, the mapping is its text,
-    whose first line says why.
+    whose first line says why. Where host_copies_cost, what the host copies is read from and written to main
+    memory, each at its own time.
     """
     e = problem.einsum
     planned = plan(e, problem.arch)
     if isinstance(planned, Infeasible):
         return planned
-    cost = _replay(problem, planned) if planned.why_no_nest else einsum_cost(problem, planned.mapping)
-    if isinstance(cost, Infeasible):
-        return cost
+    counts = _replay(problem, planned) if planned.why_no_nest else _counted(problem, planned.mapping)
+    if host_copies_cost:
+        counts = replace(counts, before=_copy_counts(problem, planned))
     host = host_copies(planned).values()
     return [
         replace(
-            cost,
+            evaluate_fitting(problem, counts),
             host_copies=sum(c.number for c in host),
             host_copy_elems=sum(c.elems for c in host),
             strategy="" if planned.why_no_nest else "\n".join(_strategy(planned.schedule)),
@@ -102,6 +103,10 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
     if isinstance(tiling, Infeasible):
         return tiling
     s = Schedule(reading, accelerator, tiling)
+    if tiling.operator.kind == "transposed" and accelerator.accelerators > 1:
+        return unsupported(
+            e.name, "transposed convolutions on several accelerators, which share rows of outputs"
+        )
     why = why_no_nest(tiling, accelerator, tiling.operator.kind == "unary" and len(e.inputs) > 1)
     mapping = Mapping(()) if why else export(e, arch, s)
     if not why and isinstance(overflow := einsum_cost(Problem(arch, e, "energy"), mapping), Infeasible):
@@ -109,6 +114,8 @@ def plan(e: Einsum, arch: Arch) -> Plan | Infeasible:
             f"{overflow.level} would need {overflow.need_bytes} bytes with the padding, which SMAUG does "
             "not store"
         )
+    if why and tiling.operator.kind == "transposed":
+        return unsupported(e.name, f"transposed convolutions that are no nest: {why}")
     return Plan(s, Mapping((), _text(e, arch, s, why)) if why else mapping, why)
 
 
@@ -124,8 +131,32 @@ def host_copies(planned: Plan) -> dict[str, Copies]:
     }
 
 
-def _replay(problem: Problem, planned: Plan) -> EinsumCost:
-    """The cost of a schedule, counted call by call."""
+def _copy_counts(problem: Problem, planned: Plan) -> tuple[Count, ...]:
+    """The elements that the host reads and writes at the outermost level to cut inputs into tiles and to put
+    the output together.
+    """
+    e, home_level = problem.einsum, problem.arch.levels[0].name
+    tensors_of, sizes = (
+        einsum_tensors_of(e, planned.schedule.tiling),
+        {p.tensor: p.stored_elems() for p in e.tensors()},
+    )
+    found = []
+    for name, copied in host_copies(planned).items():
+        whole = sum(sizes[tensor] for tensor in tensors_of[name])
+        for tensor in tensors_of[name] if copied.elems else ():
+            elems = copied.elems * sizes[tensor] / whole
+            found += [Count(home_level, tensor, action, elems, elems) for action in ("read", "write")]
+    return tuple(found)
+
+
+def _counted(problem: Problem, mapping: Mapping) -> Counted:
+    """A nest that fits, counted."""
+    e, arch = problem.einsum, problem.arch
+    return counted(mapping, e, arch, footprints(mapping, e, arch))
+
+
+def _replay(problem: Problem, planned: Plan) -> Counted:
+    """A schedule counted call by call."""
     e, s = problem.einsum, planned.schedule
     tensors_of = einsum_tensors_of(e, s.tiling)
     footprint = tuple(
@@ -134,9 +165,7 @@ def _replay(problem: Problem, planned: Plan) -> EinsumCost:
         for tensor in tensors_of[name]
     )
     sums = nest_sums(planned.mapping, e, problem.arch)
-    return evaluate_fitting(
-        problem, Counted(planned.mapping, sums, replay_counts(e, problem.arch, s), footprint, timed=None)
-    )
+    return Counted(planned.mapping, sums, replay_counts(e, problem.arch, s), footprint, timed=None)
 
 
 def _strategy(s: Schedule) -> Iterator[str]:
@@ -147,7 +176,8 @@ def _strategy(s: Schedule) -> Iterator[str]:
     window = (
         f", window {_shape_text(op.kernel)}, stride {_shape_text(op.stride)}, padding "
         f"{' '.join(map(str, op.pads))}"
-        if op.kind in WINDOWED
+        f"{f', dilation {_shape_text(op.dilation)}' if op.dilation != (1, 1) else ''}"
+        if op.kind in (*WINDOWED, "transposed")
         else ""
     )
     yield (

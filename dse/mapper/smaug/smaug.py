@@ -20,6 +20,7 @@ from math import prod
 
 import numpy as np
 
+from dse.layout.primitive import reach
 from dse.mapper.smaug.factor import (
     Shape,
     Unit,
@@ -52,11 +53,20 @@ class Operator:
     stride: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)  # zeros above, below, left and right
     operands: int = 1  # inputs of one shape (element-wise)
+    dilation: tuple[int, int] = (1, 1)  # from one row (column) of the kernel to the next
+    # rows: further operands, each [n, activations], or with 1 in place of either
+    others: tuple[Shape, ...] = ()
 
     def windows(self) -> tuple[Window, Window]:
-        """The windows over rows and over columns."""
-        (kh, kw), (sh, sw), (top, bottom, left, right) = self.kernel, self.stride, self.pads
+        """The windows over rows and over columns, as long as what a dilated kernel spans."""
+        (sh, sw), (top, bottom, left, right) = self.stride, self.pads
+        kh, kw = (reach(k, 1, d) for k, d in zip(self.kernel, self.dilation, strict=True))
         return Window(kh, sh, top, bottom), Window(kw, sw, left, right)
+
+    def spans(self) -> tuple[int, int]:
+        """Rows and columns that a window spans."""
+        rows, columns = self.windows()
+        return rows.size, columns.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +123,7 @@ def _labels(
         if name in shapes:
             label = strategy(
                 shapes[name],
-                minimum_tile(machine, f"{kind or op.kind}.{name}", shapes[name], op.kernel),
+                minimum_tile(machine, f"{kind or op.kind}.{name}", shapes[name], op.spans()),
                 machine,
             )
             if isinstance(label, int):
@@ -128,7 +138,7 @@ def _inputs(
     """Input tiles that fit, in SMAUG's order: it takes the first of equally good ones. Under a window, the
     smallest tile holds complete windows (size + i * step elements), or the complete dimension.
     """
-    minimum = minimum_tile(machine, f"{kind or op.kind}.inputs", shape, op.kernel)
+    minimum = minimum_tile(machine, f"{kind or op.kind}.inputs", shape, op.spans())
     if op.kind in WINDOWED:
         whole_windows = (
             m if m == n else w.size + (m - w.size) // w.step * w.step
@@ -298,6 +308,9 @@ def convolution(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasi
     if n > 1 and not faithful and labels["inputs"] == "None":
         labels["inputs"] = "DimN"
     cuts = cut_windows(h, best.input_tile[1], rows, not faithful)
+    output_cuts = cut_outputs(cuts, rows) if cuts_rows else _uncut(output_height)
+    if cuts_rows and not faithful:  # a last tile without a window is not made
+        cuts = cuts[: len(output_cuts)]
     image_count = 1 if faithful else n
     output_tile = (
         best.input_tile[0],
@@ -319,12 +332,57 @@ def convolution(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasi
             (image_count, output_height, output_width, m),
             labels["outputs"],
             output_tile,
-            (
-                cut(image_count, output_tile[0]),
-                cut_outputs(cuts, rows) if cuts_rows else _uncut(output_height),
-                _uncut(output_width),
-                cut(m, best.outputs),
-            ),
+            (cut(image_count, output_tile[0]), output_cuts, _uncut(output_width), cut(m, best.outputs)),
+        ),
+    }
+    return Tiling(op, tensors, _product_nest(tensors, "n h 0 c", "m 0 0 c", "n h 0 m+o"))
+
+
+def transposed(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
+    """[n, h, w, c] spread by kernels [m, kh, kw, c] over outputs `stride` apart, cropped by `pads`; SMAUG has
+    no such operator. Cut as a convolution, with the halo on the other side: rows of inputs are cut plainly,
+    and neighbouring output tiles share the rows to which both add (what a kernel spans less the stride).
+    """
+    (n, h, w, c), m, spans = op.shape, op.outputs, op.spans()
+    (top, bottom, left, right), steps = op.pads, op.stride
+    height, width = (reach(size, span, step) for size, span, step in zip((h, w), spans, steps, strict=True))
+    full = (n, height - top - bottom, width - left - right, m)
+    weights = (m, *op.kernel, c)
+    labels = _labels(op, machine, {"inputs": (1, h, w, c), "weights": weights, "outputs": (1, *full[1:])})
+    if isinstance(labels, Infeasible):
+        return labels
+    if labels["weights"] != "None":
+        labels["outputs"] = "DimNC"
+    if cuts_rows := cuts_dim(labels["inputs"], "H"):
+        labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
+    input_tiles = _inputs(op, machine, (1, h, w, c), labels["inputs"], (1, 1, 1, machine.macs))
+    if isinstance(input_tiles, Infeasible):
+        return input_tiles
+    rows = np.minimum(reach(input_tiles[:, 1], spans[0], steps[0]), full[1])
+    independent = not cuts_rows and labels["weights"] == "None"
+    best = _choose(op, machine, input_tiles, rows * full[2], weights, labels, (None, None, None), independent)
+    if isinstance(best, Infeasible):
+        return best
+    if n > 1 and labels["inputs"] == "None":
+        labels["inputs"] = "DimN"
+    row_cuts, output_cuts = cut(h, best.input_tile[1]), list[Cut]()
+    for origin, extent in row_cuts:
+        first = origin * steps[0] - top
+        last = min(first + reach(extent, spans[0], steps[0]), full[1])
+        output_cuts.append((max(first, 0), last - max(first, 0)))
+    tensors = {
+        "inputs": Tiled(
+            op.shape,
+            labels["inputs"],
+            best.input_tile,
+            (cut(n, 1), row_cuts, _uncut(w), cut(c, best.input_tile[3])),
+        ),
+        "weights": _plain(weights, labels["weights"], (best.kernels, *op.kernel, best.channels)),
+        "outputs": Tiled(
+            full,
+            labels["outputs"],
+            (1, max(extent for _, extent in output_cuts), full[2], best.outputs),
+            (cut(n, 1), tuple(output_cuts), _uncut(full[2]), cut(m, best.outputs)),
         ),
     }
     return Tiling(op, tensors, _product_nest(tensors, "n h 0 c", "m 0 0 c", "n h 0 m+o"))
@@ -529,14 +587,27 @@ def elementwise(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasi
     return Tiling(op, tensors, nest({"t": tensors["inputs"].grid()[1]}, tensors, dict.fromkeys(names, "0 t")))
 
 
-def softmax(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
-    """[n, activations]: a row is never cut."""
-    row = stored_elems(op.shape[1:], machine)
-    if row > machine.max_elems():
-        return _no_tile_fits(op, machine, 0, row)
-    rows = min(op.shape[0], machine.max_elems() // row)
-    label = "None" if rows == op.shape[0] else "DimN"
-    tensors = {name: _plain(op.shape, label, (rows, op.shape[1])) for name in ("inputs", "outputs")}
+def row_wise(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
+    """[n, activations]: a row is never cut. Further operands (`Operator.others`), which SMAUG has not, share
+    the scratchpad of the weights.
+    """
+    n = op.shape[0]
+    row = stored_elems((1, *op.shape[1:]), machine)
+    others = [(shape[0] > 1 or n == 1, stored_elems((1, *shape[1:]), machine)) for shape in op.others]
+    per_row, fixed = (
+        sum(elems for has_rows, elems in others if has_rows is wanted) for wanted in (True, False)
+    )
+    if row > machine.max_elems() or per_row + fixed > machine.max_elems():
+        return _no_tile_fits(op, machine, *((0, row) if row > machine.max_elems() else (1, per_row + fixed)))
+    rows = min(n, machine.max_elems() // row, (machine.max_elems() - fixed) // per_row if per_row else n)
+    label = "None" if rows == n else "DimN"
+    shapes = {"inputs": op.shape}
+    shapes |= {f"inputs_{i}": shape for i, shape in enumerate(op.others, 2)}
+    shapes["outputs"] = op.shape
+    tensors = {
+        name: _plain(shape, label if shape[0] > 1 else "None", (min(rows, shape[0]), shape[1]))
+        for name, shape in shapes.items()
+    }
     return Tiling(
         op, tensors, nest({"n": tensors["inputs"].grid()[0]}, tensors, dict.fromkeys(tensors, "n 0"))
     )
@@ -570,10 +641,10 @@ def depthwise(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasibl
     best = int(
         np.where(fits, stored_elems_each(input_tiles, machine) + weight_elems + output_elems, -1).argmax()
     )
-    input_tile, cuts = (
-        tuple(int(i) for i in input_tiles[best]),
-        cut_windows(h, int(input_tiles[best, 1]), rows),
-    )
+    input_tile = tuple(int(i) for i in input_tiles[best])
+    cuts = cut_windows(h, int(input_tiles[best, 1]), rows)
+    output_cuts = cut_outputs(cuts, rows)
+    cuts = cuts[: len(output_cuts)]
     label = "DimN" if n > 1 and label == "None" else label
     tensors = {
         "inputs": Tiled(op.shape, label, input_tile, (cut(n, 1), cuts, _uncut(w), cut(c, input_tile[3]))),
@@ -584,7 +655,7 @@ def depthwise(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasibl
             (n, output_height, output_width, c),
             label,
             (1, int(output_rows[best]), output_width, input_tile[3]),
-            (cut(n, 1), cut_outputs(cuts, rows), _uncut(output_width), cut(c, input_tile[3])),
+            (cut(n, 1), output_cuts, _uncut(output_width), cut(c, input_tile[3])),
         ),
     }
     loops = dict(
@@ -656,7 +727,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "batch_norm": batch_norm,
     "unary": elementwise,
     "elementwise": elementwise,
-    "softmax": softmax,
+    "softmax": row_wise,
+    "rows": row_wise,
+    "transposed": transposed,
     "depthwise": depthwise,
     "attention": attention,
 }

@@ -86,6 +86,7 @@ class Counted:
     timed: NestSums | None
     restart_at: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
     moves_more: bool = False  # rows have transfers that `timed` has not; the latency is at least their time
+    before: tuple[Count, ...] = ()  # transfers beside the nest, while nothing else runs
 
 
 def nest_sums(mapping: Mapping, e: Einsum, arch: Arch, whole_einsum: Einsum | None = None) -> NestSums:
@@ -107,6 +108,17 @@ def counted(mapping: Mapping, e: Einsum, arch: Arch, held: Sequence[Footprint] =
     """
     sums = nest_sums(mapping, e, arch)
     return Counted(mapping, sums, busiest(instance_counts(sums), e, arch), held, sums)
+
+
+def added_up(rows: Sequence[Count], more: Sequence[Count]) -> Sequence[Count]:
+    """Returns rows, each with those of `more` of the same level, tensor and action added; then the others."""
+    if not more:
+        return rows
+    found = {row.key: row for row in rows}
+    for row in more:
+        same = found.get(row.key, Count(*row.key, 0.0, 0.0))
+        found[row.key] = Count(*row.key, same.elems + row.elems, same.busiest_elems + row.busiest_elems)
+    return tuple(found.values())
 
 
 def count(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Count, ...]:

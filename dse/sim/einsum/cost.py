@@ -10,7 +10,7 @@ import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping, bits_at
 from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, busy, compute_component, elapsed_cycles
-from dse.sim.counts.counts import Count, Footprint, busiest, counted, instance_counts, steps
+from dse.sim.counts.counts import Count, Footprint, added_up, busiest, counted, instance_counts, steps
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest
 from dse.sim.counts.terms import NestSums
 from dse.sim.counts.times import port_times
@@ -64,6 +64,7 @@ def price(
     timed: NestSums | None = None,
     restart_at: int = 0,
     moves_more: bool = False,
+    before: Sequence[Count] = (),
 ) -> Price:
     """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
@@ -72,6 +73,7 @@ def price(
     restart_at: levels start empty in every iteration of the loops above this position; they are shared with
         other einsums, which run in between
     moves_more: rows have transfers that `timed` has not (`Counted.moves_more`)
+    before: transfers of levels while the nest does not run; their time is added to the latency
     """
     usage, times = ports(rows, e, arch, timed, restart_at)
     unit = compute_component(e, arch)
@@ -79,6 +81,13 @@ def price(
     cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
     if moves_more:
         cycles, steady = (largest(one, elapsed_cycles(usage, ())) for one in (cycles, steady))
+    if before:
+        alone = ports(before, e, arch)[0].levels
+        cycles, steady = cycles + sum(alone), steady + sum(alone)
+        components = [
+            (name, busy_cycles + more)
+            for (name, busy_cycles), more in zip(components, (*alone, 0.0), strict=True)
+        ]
     level_of = {level.name: level for level in arch.levels}
 
     def accesses(row: Count) -> float:
@@ -93,7 +102,7 @@ def price(
             row.elems * accesses(row),
             row.elems * action_pj(row.key, e, arch),
         )
-        for row in rows
+        for row in added_up(rows, before)
         if row.action != "fold"
     ]
     leak = arch.leak_mw() * cycles / arch.clock_ghz

@@ -14,7 +14,7 @@ from dse.mapping.conversion import Conversion
 from dse.mapping.nest import Infeasible, Loop, Mapping, mapping_key
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import Mappings, Space, certificate_words, encoded
-from dse.sim.counts.counts import Count, Counted, counted, footprints
+from dse.sim.counts.counts import Count, Counted, added_up, counted, footprints
 from dse.sim.counts.terms import wiring
 from dse.sim.einsum import boundary, bounds, cost
 from dse.sim.einsum.boundary import ALONE, Boundary
@@ -263,7 +263,7 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
     keys = {row.key for row in c.rows}
     transfer_of = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
     slowed = transfer.slow_levels(arch, c.rows, e, transfer_of)
-    p = cost.price(c.rows, e, slowed, c.timed, c.restart_at, c.moves_more)
+    p = cost.price(c.rows, e, slowed, c.timed, c.restart_at, c.moves_more, c.before)
     extra_parts = [cost.Part(*one) for one in transfer.layout_energy(transfer_of, arch)]
     extra_parts += [
         cost.Part(traffic.network, traffic.tensor, traffic.action, traffic.bits, traffic.energy_pj)
@@ -283,7 +283,7 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
         count=1,
         mapping=c.mapping,
         mapping_key=key_of(problem, c.mapping, bool(transfer_of)),
-        counts=c.rows,
+        counts=tuple(added_up(c.rows, c.before)),
         footprint=tuple((f.level, f.tensor, f.elems) for f in c.footprints),
         energy_pj=p.energy_pj,
         latency_cycles=p.latency_cycles,
