@@ -520,6 +520,7 @@ class Memory:
     may_keep: Roles = ROLES  # type: ignore[assignment]
     # bits of an element there by role, in the order of ROLES; other roles: as elsewhere
     bits: Widths = ()
+    along: Names = ()  # dimensions of arrays outside along which PEs share one instance
     burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
     partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read first
     row: Bytes | None = None  # bytes of a DRAM row
@@ -743,6 +744,13 @@ class Fanout:
     multicast_from: MulticastSource = role_field("structure", "next_level")
     # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
     mesh_region: tuple[tuple[int, int], ...] = role_field("structure", ())
+    # per dimension the levels inside of which PEs along it share one instance, by name; (): there are none
+    shared: tuple[tuple[str, ...], ...] = role_field("structure", ())
+
+    def shared_along(self, level: str) -> frozenset[str]:
+        """Returns the dimensions along which PEs share one instance of a level inside."""
+        names = (name for name, _ in self.dims)
+        return frozenset(name for name, levels in zip(names, self.shared, strict=False) if level in levels)
 
     def has_price(self) -> bool:
         """True if moving words over its network costs energy."""
@@ -789,7 +797,14 @@ class Arch:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is
         len(levels).
         """
-        return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
+        level = self.levels[outside].name if outside < len(self.levels) else ""
+        return prod(
+            size
+            for f in self.fanouts
+            if f.outside <= outside
+            for name, size in f.dims
+            if not f.shared or name not in f.shared_along(level)
+        )
 
     def ideal(self) -> Arch:
         """Returns the machine without lines, rows, banks and networks, where layouts and hops cost nothing.
@@ -868,6 +883,26 @@ class Arch:
         own, by their names in machine files.
         """
         return [level.name.lower() for level in self.levels if not isinstance(level.ports, str)]
+
+    def with_sharing(self) -> list[str]:
+        """Returns the levels of which PEs along some dimension of an array share one instance, by their names
+        in machine files.
+        """
+        named = {name for f in self.fanouts for levels in f.shared for name in levels}
+        return [level.name.lower() for level in self.levels if level.name in named]
+
+    def sharing_roles(self, dim: str) -> frozenset[str]:
+        """Returns the roles of the tensors of which PEs along a dimension want the same elements, since they
+        share an instance of a level that may keep them.
+        """
+        return frozenset(
+            of
+            for f in self.fanouts
+            if f.shared and dim in dict(f.dims)
+            for level in self.levels
+            if dim in f.shared_along(level.name)
+            for of in level.may_keep
+        )
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""

@@ -325,6 +325,11 @@ MEMORY: Meanings = {
         "bit",
         "of an element there by role (input, weight, output), e.g. {output: 32}; other roles: as elsewhere",
     ),
+    "along": (
+        "",
+        "dimensions of arrays outside of it along which PEs share one instance, e.g. [x]: the ranks of what "
+        "it may keep are not unrolled over these",
+    ),
     "burst": ("B", "moved at once, a cache line or burst; layouts count where it is given"),
     "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),
     "row": ("B", "of DRAM, open per bank until another one is asked for"),

@@ -46,7 +46,8 @@ class Machines(NamedTuple):
     array dimensions.
     """
 
-    outside: Ints  # [D] number of levels outside of the dimension's array
+    below: Bools  # [D, V] whether PEs along the dimension stand inside of one instance of a level
+    around: Bools  # [D, V] the same, or all dimensions for a level of which PEs share instances
     read_pj: Floats  # [machines, V]
     write_pj: Floats  # [machines, V]
     bandwidth: Floats  # [machines, V]
@@ -123,8 +124,9 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
     machine_count, levels = m.read_pj.shape
     max_operands = a.elems.shape[1]
     found = np.zeros((2, machine_count))
-    # below: MAC units below a level. shared: how many of them one read may serve (index 0: the PEs along
-    # dimensions with multicast), and how many may add up into one write (1: with spatial reduction)
+    # below: MAC units below a level; all, if PEs share instances of it (`bounds._units_below`). shared: how
+    # many one read may serve (index 0: the PEs along dimensions with multicast), and how many may add up into
+    # one write (1: with spatial reduction)
     below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
     level_counts, chosen = np.zeros(max_operands, np.int64), np.zeros(max_operands, np.int64)
     # pj: of all accesses of compute to an operand at a level, if none is shared; charged: of these, what the
@@ -135,11 +137,12 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
         for v in range(levels):
             below[v], shared[v, 0], shared[v, 1] = 1, 1, 1
         mac_total = 1
-        for d in range(len(m.outside)):
+        for d in range(m.below.shape[0]):
             mac_total *= m.sizes[i, d]
             for v in range(levels):
-                if m.outside[d] > v:
+                if m.around[d, v]:
                     below[v] *= m.sizes[i, d]
+                if m.below[d, v]:
                     for way in range(2):
                         if m.shares[i, d, way]:
                             shared[v, way] *= m.sizes[i, d]

@@ -197,14 +197,22 @@ def _access(r: Rates, bits: int, role: str) -> tuple[LevelAccess, ...]:
 
 
 def _units_below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
-    """Returns the MAC units below a level, and how many of them lie along dimensions that share an access."""
+    """Returns the MAC units below a level, and how many of them lie along dimensions that share an access.
+
+    Of levels of which PEs share instances, those of two may not be nested: weights shared along rows and sums
+    along columns serve together all that rows times columns do (`_together_pj`). So all MAC units are
+    returned.
+    """
+    name = arch.levels[v].name
     dims = [
         (size, flag)
         for f in arch.fanouts
-        if f.outside > v
-        for (_, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)
+        for (dim, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)
+        if f.outside > v or dim in f.shared_along(name)
     ]
-    return prod(size for size, _ in dims), prod(size for size, flag in dims if flag)
+    is_shared = any(name in levels for f in arch.fanouts for levels in f.shared)
+    units = arch.instances(len(arch.levels)) if is_shared else prod(size for size, _ in dims)
+    return units, prod(size for size, flag in dims if flag)
 
 
 def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:

@@ -97,7 +97,9 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     """Yields the values of `solver.schedule` that reuse tensors between einsums on a machine, widest space
     first.
     """
-    if arch.with_ports():  # of all solvers, mappers of single einsums alone time such ports
+    if (
+        arch.with_ports() or arch.with_sharing()
+    ):  # of all solvers, mappers of single einsums alone count these
         return
     array = array_of_cores(arch)
     pairs = (Members(*run, axes=()) for run in runs(workload, 2) if run[2])
