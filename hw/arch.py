@@ -219,6 +219,11 @@ ROLES: tuple[str, ...] = get_args(Role)
 TILE_WORDS = ("pes", "macs", "vector", "kernel", "full")
 _ROLES_SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1}
 Roles = Annotated[tuple[Role, ...], BeforeValidator(read_roles), WithJsonSchema(_ROLES_SCHEMA)]
+Gates = Annotated[
+    tuple[Role, ...],
+    BeforeValidator(lambda value: read_roles(value) if value else ()),
+    WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}}),
+]
 Widths = Annotated[
     tuple[tuple[Role, int], ...],
     BeforeValidator(read_widths),
@@ -588,6 +593,9 @@ class MacUnit:
     # none, the MAC units of the array do them
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
     vector_kind: ComputeKind | None = None  # number format of the vector unit; None: kind
+    # roles of the operands whose zeros are gated: such an operation takes its cycles, and no energy; those of
+    # other operands are skipped
+    gates: Gates = ()
 
     __pydantic_config__ = NO_OTHER_KEYS
 
@@ -772,6 +780,8 @@ class Compute:
     vector_leak_mw: float = role_field("leakage", 0.0)  # of the vector unit
     vector_area_mm2: float = role_field("area", 0.0)  # of the vector unit
     merge_pj: float = role_field("price", 0.0, "MAC: adding a partial sum of one PE to another PE's")
+    # roles of the operands whose zeros are gated (`MacUnit.gates`)
+    gates: tuple[str, ...] = role_field("structure", ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class Columns:
     below: NDArray[np.bool_]
     # [D, V] the same, or all dimensions for a level of which PEs share instances (`Fanout.shared`)
     around: NDArray[np.bool_]
+    gated: NDArray[np.bool_]  # [roles] whether zeros of operands of a role are gated (`Compute.gates`)
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
@@ -148,10 +149,10 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
-    """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`
-    and `around`, which are the same in all, stay.
+    """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`,
+    `around` and `gated`, which are the same in all, stay.
     """
-    first, names = groups[0], [one.name for one in fields(Columns)[2:]]
+    first, names = groups[0], [one.name for one in fields(Columns)[3:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
         for name in names
@@ -313,6 +314,7 @@ class Table:
         # without the last number of a node, its family; of an array: size, multicast, reduce per dimension
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
+        gates = next((node.gates for node in template if isinstance(node, MacUnit)), ())
         memories = [(i, node) for i, node in enumerate(template) if isinstance(node, Memory)]
         below = np.array(
             [
@@ -354,6 +356,7 @@ class Table:
         return built, Columns(
             below,
             below | np.array([bool(memory.along) for _, memory in memories]),
+            np.array([of in gates for of in ROLES]),
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),

@@ -771,6 +771,8 @@ def _named_dims(node: Array, field: str) -> tuple[str, ...]:
 
 def _mac_unit_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
     yield from _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
+    if "output" in node.gates:
+        yield f"{node.name}.gates = output is no operand; write input or weight"
     if node.kind == "custom" and spec.word_bits is None:
         yield "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"
     if node.vector_kind is not None and not node.vector_lanes:
@@ -1132,6 +1134,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         leak_mw=_or_table(node.leak_mw, mac_unit.leak_mw),
         area_mm2=_or_table(node.area_mm2, mac_unit.area_mm2),
         merge_pj=_or_table(node.merge_pj, alu),
+        gates=node.gates,
     )
     if not node.vector_lanes:
         return compute

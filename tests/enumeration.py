@@ -29,7 +29,7 @@ from dse.sim.counts.actions import fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import alike_ranks, stored_bits
-from tests.oracle import alone, gate, width
+from tests.oracle import alone, gate, kept, width
 from workloads.einsum import Dim, Einsum, Projection
 
 # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -502,7 +502,9 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         outer = [counted(rank) for rank in ranks if rank not in seen]
         whole = [f for dim in p.dims for f in dim_factor(dim)]
         value = p.bits or arch.word_bits
-        each, pointer = p.density * (value + p.index_bits) / value, p.pointer_bits / value
+        share = float(kept(p.density, p.format, p.index_bits)) if p.format == "rle" else p.density
+        mask = 1 / value if p.format == "bitmask" else 0.0
+        each, pointer = share * (value + p.index_bits) / value + mask, p.pointer_bits / value
         if not clip:
             along = prod(e.sizes()[rank] for rank in p.dims[-1].ranks())
             return [
@@ -677,7 +679,8 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                     (
                         float(width(arch.levels[v].name, p.tensor, e, arch) + p.index_bits),
                         float(p.pointer_bits),
-                        0.0 if p.format == "dense" else p.density,
+                        0.0 if p.format == "dense" else float(kept(p.density, p.format, p.index_bits)),
+                        float(p.format == "bitmask"),
                     )
                 )
     full = np.array([[rank in p.full_ranks() for rank in ranks] for p in tensors])
@@ -700,7 +703,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
         np.cumsum([0, *(len(own) for _, own in fold)]),
         np.array([f for _, own in fold for f in own], np.int64),
         np.array(nodes, np.int64).reshape(-1, 7),
-        np.array(words).reshape(-1, 3),
+        np.array(words).reshape(-1, 4),
         np.array(hulls, np.int64).reshape(-1, len(ranks)),
         full,
         part,
@@ -721,8 +724,10 @@ def _bits(hulls, words, full, part, window, tile, choice, at, after):  # type: i
             length += hulls[d, r] * (tile[r, choice[r], after if moves else at] - 1)
         whole *= length
         rows *= length if d < hulls.shape[0] - 1 else 1.0
-    each, pointer, csr = words
-    return whole * each if csr == 0.0 else np.ceil(np.round(csr * whole, 6)) * each + rows * pointer
+    each, pointer, csr, mask = words
+    if csr == 0.0:
+        return whole * each
+    return np.ceil(np.round(csr * whole, 6)) * each + rows * pointer + whole * mask
 
 
 @njit(cache=True, nogil=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from math import ceil, prod
 
@@ -70,9 +71,23 @@ def alone(arch: Arch, level: str) -> set[str]:
     }
 
 
+@cache
+def kept(density: float, form: str, index_bits: int) -> Fraction:
+    """Values that are stored per element: the nonzeros, and of runs of zeros one wherever a run has as many
+    more as its bits can count.
+    """
+    share = Fraction(density).limit_denominator(10**9)
+    if form != "rle":
+        return share
+    zeros = sum(density * (1 - density) ** k * (k // 2**index_bits) for k in range(ceil(60 / density)))
+    return share * Fraction(1 + zeros).limit_denominator(10**12)
+
+
 def compressed_bits(tensor: Projection, elements: int, rows: int, word: int) -> int:
-    nonzeros = ceil(Fraction(tensor.density).limit_denominator(10**9) * elements)
-    return nonzeros * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits
+    share = kept(tensor.density, tensor.format, tensor.index_bits)
+    values = ceil(share * elements - Fraction(1, 10**7)) if tensor.format == "rle" else ceil(share * elements)
+    masks = elements if tensor.format == "bitmask" else 0
+    return values * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits + masks
 
 
 def whole_room(tensor: Projection, word: int) -> Fraction:
@@ -128,10 +143,11 @@ class Walk:
         if tensor.format == "dense":
             return len(elements)
         value = tensor.bits or self.arch.word_bits
-        stored = Fraction(tensor.density).limit_denominator(10**9) * len(elements)
+        stored = kept(tensor.density, tensor.format, tensor.index_bits) * len(elements)
         return (
             stored * (value + tensor.index_bits)
             + len({element[:-1] for element in elements}) * tensor.pointer_bits
+            + (len(elements) if tensor.format == "bitmask" else 0)
         ) / value
 
     def room(self, tensor: Projection, elements: list) -> Fraction:
@@ -420,7 +436,11 @@ class Walk:
         ]
         columns = len(list(product(*map(range, along))))
         value = tensor.bits or self.arch.word_bits
-        return (tensor.density * (value + tensor.index_bits) + tensor.pointer_bits / columns) / value
+        share = tensor.density
+        if tensor.format == "rle":
+            share = float(kept(share, "rle", tensor.index_bits))
+        mask = 1 if tensor.format == "bitmask" else 0
+        return (share * (value + tensor.index_bits) + tensor.pointer_bits / columns + mask) / value
 
 
 def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:

@@ -16,7 +16,7 @@ from dse.mapping.nest import faults, parse, unrollable
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound
 from hw import machine, space
-from hw.arch import Arch
+from hw.arch import Arch, Compute, Fanout, Level
 from hw.columns import Table
 from tests import timed
 from tests.amount import amount
@@ -31,7 +31,7 @@ from tests.nests import (
     shared,
     split_roles,
 )
-from tests.prove.mappers import with_sharing
+from tests.prove.mappers import answers, with_sharing
 from tests.test_counts import unlike
 from tests.unrolled import program
 from workloads import catalog
@@ -153,19 +153,39 @@ def test_a_bound_holds_where_two_memories_are_shared_along_other_dimensions() ->
     head = "{clock_mhz: 1000, word_bits: 8, overlap: free, nodes: ["
     cost = "kind: custom, width_bits: 8, actions_per_cycle: inf, leak_mw: 0, area_mm2: 0"
     text = f"""{head}
-      {{memory: dram, {cost}, read_pj: 100, write_pj: 100}},
-      {{array: pe, dims: {{x: 16, y: 16}}}},
-      {{memory: acc, capacity: 64 B, {cost}, read_pj: 50, write_pj: 50, may_keep: [output], along: [y]}},
-      {{memory: wreg, capacity: 64 B, {cost}, read_pj: 50, write_pj: 50, may_keep: [weight], along: [x]}},
-      {{memory: ireg, capacity: 64 B, {cost}, read_pj: 0.01, write_pj: 0.01, may_keep: [input]}},
+      {{memory: dram, {cost}, read_pj: 1000, write_pj: 1000}},
+      {{array: pe, dims: {{x: 16, y: 16}}, multicast: [x], reduce: [y]}},
+      {{memory: acc, capacity: 64 KiB, {cost}, read_pj: 9, write_pj: 9, may_keep: [output], along: [y]}},
+      {{memory: wreg, capacity: 64 KiB, {cost}, read_pj: 9, write_pj: 9, may_keep: [weight], along: [x]}},
+      {{memory: ireg, capacity: 64 B, {cost}, read_pj: 3, write_pj: 3, may_keep: [input]}},
       {{compute: mac, kind: custom, mac_pj: 0, alu_pj: 0, merge_pj: 0, leak_mw: 0, area_mm2: 0}}]}}"""
     spec, lines = machine.parse(yaml.safe_load(text), "two")
     assert lines == []
     problem = Problem(
-        machine.arch(spec), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 16, "n": 8, "k": 16}), "energy"
+        machine.arch(spec), einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 512, "n": 512, "k": 512}), "energy"
     )
-    own = parse("store DRAM A B C\nparfor m tile 1 over X\nparfor k tile 1 over Y\nstore IREG A\n"
-                "for n tile 1\nstore WREG B\nstore ACC C\nmac")  # fmt: skip
+    own = parse(
+        "store DRAM A B C\nparfor m tile 32 over X\nparfor k tile 32 over Y\nstore WREG B\nstore ACC C\n"
+        "for m tile 1\nfor k tile 1\nstore IREG A\nfor n tile 1\nmac"
+    )
     one = einsum_cost(problem, own)
     assert isinstance(one, EinsumCost)
     assert lower_bound(problem) <= one.energy_pj
+
+
+@pytest.mark.parametrize("write_pj", [3.0, 10.0, 30.0, 90.0])
+def test_an_array_whose_fills_cost_is_searched_exactly(write_pj: float) -> None:
+    """Whether registers pay depends on how many PEs a fill serves, and what PEs share is not divided."""
+    levels = (
+        Level("DRAM", None, 8, 100.0, 100.0, bypass=False),
+        Level("ACC", 24, 8, 1.0, write_pj, may_keep=("output",)),
+        Level("WREG", 16, 8, 0.1, write_pj, may_keep=("weight",)),
+    )
+    shared = (("WREG",), ("ACC",))
+    array = Fanout("PE", 1, (("X", 4), ("Y", 3)), (True, False), (False, True), shared=shared)
+    arch = Arch("rows", levels, (array,), Compute(1.0, 1.0, merge_pj=5.0), 1.0, 8, overlap="free")
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 4, "k": 6})
+    for objective in ("energy", "latency"):
+        told = answers(0, "shared", Problem(arch, e, objective))
+        assert [line for one in told for line in one.wrong] == []
+        assert all(one.proven and one.feasible for one in told)

@@ -391,6 +391,11 @@ MAC_UNIT: Meanings = {
         "the array's MAC units do it",
     ),
     "vector_kind": ("", "number format of the vector unit; default: kind"),
+    "gates": (
+        "",
+        "roles of the operands (input, weight) whose zeros are gated: such an operation takes cycles and no "
+        "energy; zeros of others are skipped",
+    ),
 }
 TILING: Meanings = {
     "preference": ("", "which dimensions to cut; the first that fits is taken"),
@@ -422,8 +427,12 @@ ENTRY: Meanings = {
     "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
     "density": ("share", "of nonzeros, per tensor"),
-    "format": ("", "dense or csr, per tensor"),
-    "index_bits": ("bit", "of a column index, per csr tensor; default: the least that hold its columns"),
+    "format": ("", 'dense, csr, coo, rle, bitmask, or N:M in quotes ("2:4"), per tensor'),
+    "index_bits": (
+        "bit",
+        "stored beside a nonzero, per tensor: a column (csr), all indices (coo), a run of zeros (rle), a "
+        "position (N:M); default: the least, of rle 5",
+    ),
     "pointer_bits": (
         "bit",
         "of a row pointer, per csr tensor; default: the least that hold its number of nonzeros",

@@ -680,7 +680,7 @@ def _tables(
     )
     sinks = full.copy()
     for x, p in enumerate(tensors):
-        if p.format == "csr":
+        if p.format != "dense":
             sinks[x] &= [rank not in p.dims[-1].ranks() for rank in ranks]
     kind, offset, stored, rank_of, coef = [], [], [], [], []
     for p in tensors:
@@ -711,7 +711,7 @@ def _tables(
         stored_size=np.array(stored, np.int64),
         dim_ranks=np.array(rank_of, np.int64).reshape(-1, 2),
         coef=np.array(coef, np.int64).reshape(-1, 2),
-        csr_density=np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
+        csr_density=np.array([0.0 if p.format == "dense" else p.stored_density() for p in tensors]),
         rank_order=np.argsort([len(o.is_uneven) for o in rank_unrollings], kind="stable"),
     )
     groups_outside = [
@@ -878,7 +878,7 @@ def _machine(
         ),
         bits=np.array(
             [
-                [bits + p.index_bits, p.pointer_bits]
+                [bits + p.index_bits, p.pointer_bits, p.mask_bits()]
                 for p, (bits, _) in zip((*e.inputs, e.output), units, strict=True)
             ],
             np.float64,
@@ -1508,10 +1508,8 @@ def _link(
             for row in into if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
 
-    csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
-    tiled = (
-        [(state.WORDS, nonzero_words * p.density), (state.ROWS, row_words)] if csr else [(state.WORDS, 1.0)]
-    )
+    compressed, (elem_words, row_words) = p.format != "dense", p.compressed_words(arch.word_bits)
+    tiled = [(state.WORDS, elem_words), (state.ROWS, row_words)] if compressed else [(state.WORDS, 1.0)]
     amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else tiled
     sparse_counts = sparse(e) if output and compute else None
     first_reads = (
@@ -1524,7 +1522,7 @@ def _link(
     )
     skipped_reads = first_reads if output and levels[parent].skip_first_read else []
     # of first fills of what is gathered no least number of words is known
-    dense = double_buffered and child_waits and not csr and not is_gathered
+    dense = double_buffered and child_waits and not compressed and not is_gathered
     filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
     for kind, scale in (*amounts, *skipped_reads, *filled):

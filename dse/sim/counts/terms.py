@@ -328,8 +328,8 @@ def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
         for rank, n in e.extents
         if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1])
     )
-    nonzero_words, row_words = p.csr_words(word_bits)
-    return nonzero_words * p.density + row_words / columns
+    elem_words, row_words = p.compressed_words(word_bits)
+    return elem_words + row_words / columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,8 +726,8 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
         yield Term(sign, (*dims, *outer))
         return
     rows = (*dims[:-1], *(s.factor_number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    nonzero_words, row_words = p.csr_words(s.wires.word_bits)
-    yield Term(sign * nonzero_words * p.density, (*dims, *outer))
+    elem_words, row_words = p.compressed_words(s.wires.word_bits)
+    yield Term(sign * elem_words, (*dims, *outer))
     yield Term(sign * row_words, (*rows, *outer))
 
 

@@ -34,6 +34,7 @@ class NeedsTable(NamedTuple):
     bits: Ints  # [E, X] per element; 0: the machine's word
     role: Ints  # [E, X] index in ROLES (`nest.role`)
     write: Bools  # [E, X] the operand is the output
+    density: Floats  # [E, X] of an input; of the output 1
     compute_words: Floats  # [E, X] elements that compute accesses
     sharers: Floats  # [E, X] MAC units that may want the same element, at most
     # [E, 2^X] per set of operands (its bit mask): the most of them that MAC units along one rank may share
@@ -47,6 +48,7 @@ class Machines(NamedTuple):
     """
 
     below: Bools  # [D, V] whether PEs along the dimension stand inside of one instance of a level
+    gated: Bools  # [roles] whether zeros of operands of a role are gated
     around: Bools  # [D, V] the same, or all dimensions for a level of which PEs share instances
     read_pj: Floats  # [machines, V]
     write_pj: Floats  # [machines, V]
@@ -111,6 +113,7 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
             dtype=int,
         ),
         write=padded(([write for _, _, write in n.operands] for n in all_needs), dtype=bool),
+        density=padded([*(p.density for p in n.einsum.inputs), 1.0] for n in all_needs),
         compute_words=padded(n.compute_words for n in all_needs),
         sharers=padded(n.sharers for n in all_needs),
         common=padded((n.common or (ONE_BY_ONE,) for n in all_needs), max(mask_count, 1), int),
@@ -263,10 +266,16 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
     """The compiled `bounds._cycles`, where the outermost level holds every tensor: all compulsory traffic
     crosses its ports.
     """
+    steps, computed = _steps(a.points[e], mac_units) * a.share[e], a.computed[e]
+    if m.gated.any():
+        gating = 1.0
+        for x in range(a.operands[e]):
+            gating /= a.density[e, x] if m.gated[a.role[e, x]] else 1.0
+        steps, computed = steps * gating, computed * gating
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
-        compute = _steps(a.points[e], mac_units) * a.share[e] / m.ops_per_cycle[i]
+        compute = steps / m.ops_per_cycle[i]
     else:
-        compute = a.computed[e] / m.alu_per_cycle[i]
+        compute = computed / m.alu_per_cycle[i]
     if m.own_port[i, 0, 0] >= 0:
         busiest: float = compute
         ports = m.own_port[i, 0]

@@ -76,16 +76,16 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     * compressed result: as above without pointers, or used elements times the share of iterations that
       compute, whichever is less
     """
-    used, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
+    used, (elem_words, row_words) = used_elems(p, e.extents), p.compressed_words(word_bits)
     if p is e.output:
-        return used * (min(nonzero_share(e), nonzero_words * p.density) if p.format == "csr" else 1)
+        return used * (min(nonzero_share(e), elem_words) if p.format != "dense" else 1)
     if p.format == "dense":
         share, found = nonzero_share(e), gathered(e)
         if found and found.tensor == p.tensor:
             pattern = found.tile_columns
             share = max(share, float(pattern.mean(pattern.rows)) / pattern.columns)
         return used * share
-    return nonzero_words * p.density * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
+    return elem_words * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
 class Operand(NamedTuple):

@@ -227,7 +227,7 @@ def _extended(
         yield ranks
         return
     e = einsums[len(ranks)]
-    columns = {rank for p in e.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
+    columns = {rank for p in e.inputs if p.format != "dense" for rank in p.dims[-1].ranks()}
     for rank in (
         rank
         for rank, n in e.extents
