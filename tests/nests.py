@@ -259,13 +259,14 @@ def alike_ranks(e: Einsum, arch: Arch, dim: str) -> set[str]:
 
 def drawn_from(arch: Arch, e: Einsum, *salt: str) -> Random:
     """Random numbers from the values of both, so that what else is drawn stays as it is, and no field's name
-    matters. Levels without widths of their own (`bits`, the last field) and arrays without memories that PEs
-    share (`shared`) are told as if there were none.
+    matters. Levels without widths of their own (`bits`, the last field), arrays without memories that PEs
+    share (`shared`) and computes that gate nothing (`gates`) are told as if there were none.
     """
-    name, levels, fanouts, *rest = astuple(arch)
+    name, levels, fanouts, compute, *rest = astuple(arch)
     levels = tuple(level if level[-1] else level[:-1] for level in levels)
     fanouts = tuple(f if f[-1] else f[:-1] for f in fanouts)
-    return Random(repr((astuple(e), (name, levels, fanouts, *rest), *salt)))
+    compute = compute if compute[-1] else compute[:-1]
+    return Random(repr((astuple(e), (name, levels, fanouts, compute, *rest), *salt)))
 
 
 def widened(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dse
 from dse.mapping.nest import faults, parse, unrollable
+from dse.sim.counts.counts import count
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound
 from hw import machine, space
@@ -184,8 +185,22 @@ def test_an_array_whose_fills_cost_is_searched_exactly(write_pj: float) -> None:
     shared = (("WREG",), ("ACC",))
     array = Fanout("PE", 1, (("X", 4), ("Y", 3)), (True, False), (False, True), shared=shared)
     arch = Arch("rows", levels, (array,), Compute(1.0, 1.0, merge_pj=5.0), 1.0, 8, overlap="free")
-    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 4, "k": 6})
-    for objective in ("energy", "latency"):
-        told = answers(0, "shared", Problem(arch, e, objective))
-        assert [line for one in told for line in one.wrong] == []
-        assert all(one.proven and one.feasible for one in told)
+    for m, n in ((8, 4), (2, 8)):
+        e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": m, "n": n, "k": 6})
+        for objective in ("energy", "latency"):
+            told = answers(0, "shared", Problem(arch, e, objective))
+            assert [line for one in told for line in one.wrong] == []
+            assert all(one.proven and one.feasible for one in told)
+
+
+def test_sums_are_merged_of_instances_alone() -> None:
+    """Of 4 x 3 PEs that sum up parts of k, 3 along Y add into one register: 4 registers per element of C."""
+    levels = (Level("DRAM", None, 8, 1.0, 1.0), Level("ACC", None, 8, 1.0, 1.0, may_keep=("output",)))
+    array = Fanout("PE", 1, (("X", 4), ("Y", 3)), (True, True), (False, True), shared=((), ("ACC",)))
+    arch = Arch("sums", levels, (array,), Compute(1.0, 1.0, merge_pj=5.0), 1.0, 8, overlap="free")
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 2, "n": 2, "k": 12})
+    own = parse("store DRAM A B C\nparfor k tile 3 over X\nparfor k tile 1 over Y\nstore ACC C\n"
+                "for m tile 1\nfor n tile 1\nmac")  # fmt: skip
+    assert unlike("sums", e, arch, own) == ""
+    (merged,) = [row.elems for row in count(own, e, arch) if row.action == "merge"]
+    assert merged == (4 - 1) * 4

@@ -86,6 +86,9 @@ def test_bits_by_hand() -> None:
         e = einsum("Y[m] += A[m,k] * X[k]", {"m": 8, "k": 16}, format={"A": form}, **density, **more)
         assert e.inputs[0].stored_bits(8) == bits, form
         assert e.inputs[0].density == 0.25
+        if form != "dense":
+            per_elem, per_row = e.inputs[0].compressed_words(8)
+            assert 8 * (128 * per_elem + 8 * per_row) == pytest.approx(bits, rel=0.01)
     few = einsum("Y[m] += A[m,k] * X[k]", {"m": 8, "k": 16}, format={"A": "rle"}, density={"A": 0.01})
     assert few.inputs[0].stored_density() == pytest.approx(float(kept(0.01, "rle", 5)), rel=1e-9)
 
@@ -163,3 +166,17 @@ def test_bounds_of_many_machines_that_gate_are_those_of_each() -> None:
     ]
     assert list(zip(pj.tolist(), cycles.tolist(), strict=True)) == alone
     assert built.all()
+
+
+def test_masks_take_capacity_in_the_search() -> None:
+    """16 values in 8 bytes and a mask of 8: what fits a register of 10 bytes depends on the mask."""
+    e = einsum(
+        "C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 8}, format={"A": "bitmask"}, density={"A": 0.5}
+    )
+    levels = (
+        Level("DRAM", None, 8, 100.0, 100.0, bypass=False),
+        *[Level("REG", 8 * size, 8, 1.0, 1.0, may_keep=("input",)) for size in (17,)],
+    )
+    arch = Arch("masks", levels, (), Compute(1.0, 1.0), 1.0, 8, overlap="free")
+    told = answers(0, "formats", Problem(arch, e, "energy"))
+    assert [line for one in told for line in one.wrong] == []
