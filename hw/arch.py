@@ -219,6 +219,11 @@ ROLES: tuple[str, ...] = get_args(Role)
 TILE_WORDS = ("pes", "macs", "vector", "kernel", "full")
 _ROLES_SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [*ROLES]}, "minItems": 1}
 Roles = Annotated[tuple[Role, ...], BeforeValidator(read_roles), WithJsonSchema(_ROLES_SCHEMA)]
+Gates = Annotated[
+    tuple[Role, ...],
+    BeforeValidator(lambda value: read_roles(value) if value else ()),
+    WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}}),
+]
 Widths = Annotated[
     tuple[tuple[Role, int], ...],
     BeforeValidator(read_widths),
@@ -520,6 +525,7 @@ class Memory:
     may_keep: Roles = ROLES  # type: ignore[assignment]
     # bits of an element there by role, in the order of ROLES; other roles: as elsewhere
     bits: Widths = ()
+    along: Names = ()  # dimensions of arrays outside along which PEs share one instance
     burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
     partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read first
     row: Bytes | None = None  # bytes of a DRAM row
@@ -587,6 +593,9 @@ class MacUnit:
     # none, the MAC units of the array do them
     vector_lanes: Annotated[int, Field(ge=0, strict=True)] = 0
     vector_kind: ComputeKind | None = None  # number format of the vector unit; None: kind
+    # roles of the operands whose zeros are gated: such an operation takes its cycles, and no energy; those of
+    # other operands are skipped
+    gates: Gates = ()
 
     __pydantic_config__ = NO_OTHER_KEYS
 
@@ -743,6 +752,13 @@ class Fanout:
     multicast_from: MulticastSource = role_field("structure", "next_level")
     # where the array is a region of a mesh: per dimension, its first PE and the size of the whole mesh
     mesh_region: tuple[tuple[int, int], ...] = role_field("structure", ())
+    # per dimension the levels inside of which PEs along it share one instance, by name; (): there are none
+    shared: tuple[tuple[str, ...], ...] = role_field("structure", ())
+
+    def shared_along(self, level: str) -> frozenset[str]:
+        """Returns the dimensions along which PEs share one instance of a level inside."""
+        names = (name for name, _ in self.dims)
+        return frozenset(name for name, levels in zip(names, self.shared, strict=False) if level in levels)
 
     def has_price(self) -> bool:
         """True if moving words over its network costs energy."""
@@ -764,6 +780,8 @@ class Compute:
     vector_leak_mw: float = role_field("leakage", 0.0)  # of the vector unit
     vector_area_mm2: float = role_field("area", 0.0)  # of the vector unit
     merge_pj: float = role_field("price", 0.0, "MAC: adding a partial sum of one PE to another PE's")
+    # roles of the operands whose zeros are gated (`MacUnit.gates`)
+    gates: tuple[str, ...] = role_field("structure", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -789,7 +807,14 @@ class Arch:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is
         len(levels).
         """
-        return prod(size for f in self.fanouts if f.outside <= outside for _, size in f.dims)
+        level = self.levels[outside].name if outside < len(self.levels) else ""
+        return prod(
+            size
+            for f in self.fanouts
+            if f.outside <= outside
+            for name, size in f.dims
+            if not f.shared or name not in f.shared_along(level)
+        )
 
     def ideal(self) -> Arch:
         """Returns the machine without lines, rows, banks and networks, where layouts and hops cost nothing.
@@ -868,6 +893,26 @@ class Arch:
         own, by their names in machine files.
         """
         return [level.name.lower() for level in self.levels if not isinstance(level.ports, str)]
+
+    def with_sharing(self) -> list[str]:
+        """Returns the levels of which PEs along some dimension of an array share one instance, by their names
+        in machine files.
+        """
+        named = {name for f in self.fanouts for levels in f.shared for name in levels}
+        return [level.name.lower() for level in self.levels if level.name in named]
+
+    def sharing_roles(self, dim: str) -> frozenset[str]:
+        """Returns the roles of the tensors of which PEs along a dimension want the same elements, since they
+        share an instance of a level that may keep them.
+        """
+        return frozenset(
+            of
+            for f in self.fanouts
+            if f.shared and dim in dict(f.dims)
+            for level in self.levels
+            if dim in f.shared_along(level.name)
+            for of in level.may_keep
+        )
 
     def models_layout(self) -> bool:
         """True if layouts cost at any level."""

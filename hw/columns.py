@@ -60,7 +60,11 @@ TECHNOLOGY = ("node_nm", "cell", "vdd")  # fields of Machine that change memorie
 class Columns:
     """Numbers of n machines of one space, with V levels and D array dimensions in all. Rows are machines."""
 
-    outside: Ints  # [D] number of levels outside of a dimension's array; the same for all machines
+    # [D, V] whether PEs along a dimension stand inside of one instance of a level; the same for all machines
+    below: NDArray[np.bool_]
+    # [D, V] the same, or all dimensions for a level of which PEs share instances (`Fanout.shared`)
+    around: NDArray[np.bool_]
+    gated: NDArray[np.bool_]  # [roles] whether zeros of operands of a role are gated (`Compute.gates`)
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
@@ -145,10 +149,10 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
-    """Returns Columns in which each array is `combine` of the list of that array in all groups; `outside`,
-    which is the same in all, stays.
+    """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`,
+    `around` and `gated`, which are the same in all, stay.
     """
-    first, names = groups[0], [one.name for one in fields(Columns)[1:]]
+    first, names = groups[0], [one.name for one in fields(Columns)[3:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
         for name in names
@@ -310,12 +314,17 @@ class Table:
         # without the last number of a node, its family; of an array: size, multicast, reduce per dimension
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
-        outside = [
-            sum(isinstance(one, Memory) for one in template[:i])
-            for i, node in enumerate(template)
-            if isinstance(node, Array)
-            for _ in node.dims
-        ]
+        gates = next((node.gates for node in template if isinstance(node, MacUnit)), ())
+        memories = [(i, node) for i, node in enumerate(template) if isinstance(node, Memory)]
+        below = np.array(
+            [
+                [at < i or dim in memory.along for at, memory in memories]
+                for i, node in enumerate(template)
+                if isinstance(node, Array)
+                for dim in node.dims
+            ],
+            np.bool_,
+        ).reshape(-1, len(memories))
         sizes, multicast, reduce = (
             np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3)
         )
@@ -327,7 +336,7 @@ class Table:
         of_levels = of_levels[: -3 * len(ROLES)]
         *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word = nodes[-1][:-1]
         instances = [
-            np.prod(sizes[:, [d for d, at in enumerate(outside) if at <= v]], axis=1)
+            np.prod(sizes[:, ~below[:, v]] if v < len(levels) else sizes, axis=1)
             for v in range(len(levels) + 1)
         ]
 
@@ -345,7 +354,9 @@ class Table:
             for kind, own in ((Level, of_levels), (Compute, of_mac_units))
         )
         return built, Columns(
-            np.array(outside, np.int64),
+            below,
+            below | np.array([bool(memory.along) for _, memory in memories]),
+            np.array([of in gates for of in ROLES]),
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),
@@ -424,7 +435,8 @@ def _maker(
                 family(family_of(level)),
             )
         if isinstance(own_node, Array):
-            fanout = fanout_of(own_node, 0)
+            inside = [one for one in spec.nodes[i:] if isinstance(one, Memory)]
+            fanout = fanout_of(own_node, 0, inside)
             sizes = [
                 float(x)
                 for (_, size), *flags in zip(fanout.dims, fanout.multicast, fanout.reduce, strict=True)

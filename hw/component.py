@@ -508,6 +508,7 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
             f"{apart[0]} stands beside {described.name}.{'burst' if described.burst else 'bank_map'}: lines, "
             "rows and banks are timed at ports that serve all, at one rate; leave one of both out"
         )
+    yield from _along_faults(nodes)
     first_sram = ""
     for i, node in enumerate(nodes):
         if isinstance(node, Memory) and node.kind == "sram":
@@ -517,6 +518,43 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
                 f"nodes[{i}] = {node.name} is {node.kind} inside of the sram {first_sram}; "
                 "list the outermost memory first"
             )
+
+
+def _along_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
+    """Yields faults of memories that PEs share along dimensions of an array (`along`)."""
+    sharing = [(i, node) for i, node in enumerate(nodes) if isinstance(node, Memory) and node.along]
+    for i, node in sharing:
+        key = f"{node.name}.along = [{', '.join(node.along)}]"
+        arrays = [one for one in nodes[:i] if isinstance(one, Array)]
+        outside = [dim for one in arrays for dim in one.dims]
+        for dim in node.along:
+            if dim not in outside:
+                near = closest_name(dim, outside) if outside else "list the memory inside of an array"
+                yield f"{key}: {dim} is no dimension of an array outside of it; {near}"
+        for one in [one for one in nodes if isinstance(one, Array)]:
+            if one.systolic is not None or one.hop_pj or one.endpoint_pj:
+                what = "systolic" if one.systolic is not None else "hop_pj" if one.hop_pj else "endpoint_pj"
+                yield (
+                    f"{key} stands beside {one.name}.{what}: ramps and hops are counted of PEs that each "
+                    "have their memories; leave one of both out"
+                )
+        described = (one for one in nodes if isinstance(one, Memory) and (one.burst or one.bank_map))
+        if one_described := next(described, None):
+            yield (
+                f"{key} stands beside {one_described.name}.{'burst' if one_described.burst else 'bank_map'}: "
+                "lines, rows and banks are counted where each PE has its memories; leave one of both out"
+            )
+        for other in nodes[:i]:
+            if not isinstance(other, Memory) or not set(other.may_keep) & set(node.may_keep):
+                continue
+            around = {
+                dim for one in nodes[: nodes.index(other)] if isinstance(one, Array) for dim in one.dims
+            }
+            if apart := [dim for dim in node.along if dim in around and dim not in other.along]:
+                yield (
+                    f"{key}: {other.name} has an instance for each PE along {apart[0]}, and keeps the same "
+                    f"tensors; write {other.name}.along: [{apart[0]}] too, or may_keep of other tensors"
+                )
 
 
 def rule_faults(rules: Sequence[Rule], nodes: Sequence[Node | None], prefix: str) -> Iterator[str]:
@@ -733,6 +771,8 @@ def _named_dims(node: Array, field: str) -> tuple[str, ...]:
 
 def _mac_unit_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
     yield from _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
+    if "output" in node.gates:
+        yield f"{node.name}.gates = output is no operand; write input or weight"
     if node.kind == "custom" and spec.word_bits is None:
         yield "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"
     if node.vector_kind is not None and not node.vector_lanes:
@@ -1094,6 +1134,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         leak_mw=_or_table(node.leak_mw, mac_unit.leak_mw),
         area_mm2=_or_table(node.area_mm2, mac_unit.area_mm2),
         merge_pj=_or_table(node.merge_pj, alu),
+        gates=node.gates,
     )
     if not node.vector_lanes:
         return compute
@@ -1107,8 +1148,10 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
     )
 
 
-def fanout_of(node: Array, outside: int) -> Fanout:
-    """Returns the fan-out of an array. outside: number of levels outside of it. Names become upper case."""
+def fanout_of(node: Array, outside: int, inside: Sequence[Memory] = ()) -> Fanout:
+    """Returns the fan-out of an array. outside: number of levels outside of it; inside: the memories inside.
+    Names become upper case.
+    """
     dims = tuple((dim.upper(), size) for dim, size in node.dims.items())
     multicast, reduce = (
         tuple(dim in _named_dims(node, field) for dim in node.dims) for field in ("multicast", "reduce")
@@ -1124,6 +1167,9 @@ def fanout_of(node: Array, outside: int) -> Fanout:
         endpoint_pj=node.endpoint_pj,
         injected_at=node.injected_at,
         multicast_from=node.multicast_from,
+        shared=tuple(tuple(one.name.upper() for one in inside if dim in one.along) for dim in node.dims)
+        if any(dim in one.along for one in inside for dim in node.dims)
+        else (),
     )
 
 
@@ -1160,11 +1206,12 @@ def build(spec: Machine) -> Arch:
     spec = at_supply(spec, *spec.nodes)
     levels: list[Level] = []
     fanouts: list[Fanout] = []
-    for node in spec.nodes:
+    for i, node in enumerate(spec.nodes):
         if isinstance(node, Memory):
             levels.append(level_of(spec, node, not levels))
         elif isinstance(node, Array):
-            fanouts.append(fanout_of(node, len(levels)))
+            inside = [one for one in spec.nodes[i:] if isinstance(one, Memory)]
+            fanouts.append(fanout_of(node, len(levels), inside))
     mac_unit = next(node for node in spec.nodes if isinstance(node, MacUnit))
     return Arch(
         spec.name,

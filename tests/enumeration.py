@@ -28,8 +28,8 @@ from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.sim.counts.actions import fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
-from tests.nests import stored_bits
-from tests.oracle import gate, width
+from tests.nests import alike_ranks, stored_bits
+from tests.oracle import alone, gate, kept, width
 from workloads.einsum import Dim, Einsum, Projection
 
 # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -150,11 +150,12 @@ def shape(skeleton: Skeleton, arch: Arch) -> Shape:
 
 
 def loops_of(e: Einsum, arch: Arch, kinds: tuple[int, ...], rank: str) -> tuple[int, ...]:
-    """What `chains` takes: lanes may not share output elements through a window."""
-    sizes = [size for f in arch.fanouts for _, size in f.dims]
-    return tuple(
-        0 if kind == 0 else 1 if rank in e.output.partial_ranks() else sizes[kind - 1] for kind in kinds
-    )
+    """What `chains` takes: lanes may not share output elements through a window, nor want different elements
+    of what they share an instance of.
+    """
+    dims = [dim for f in arch.fanouts for dim in f.dims]
+    apart = [rank in e.output.partial_ranks() or rank in alike_ranks(e, arch, name) for name, _ in dims]
+    return tuple(0 if kind == 0 else 1 if apart[kind - 1] else dims[kind - 1][1] for kind in kinds)
 
 
 def size(e: Einsum, arch: Arch, tiles: str, order: Order = "levels", limit: float = inf) -> int:
@@ -501,7 +502,9 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         outer = [counted(rank) for rank in ranks if rank not in seen]
         whole = [f for dim in p.dims for f in dim_factor(dim)]
         value = p.bits or arch.word_bits
-        each, pointer = p.density * (value + p.index_bits) / value, p.pointer_bits / value
+        share = float(kept(p.density, p.format, p.index_bits)) if p.format == "rle" else p.density
+        mask = 1 / value if p.format == "bitmask" else 0.0
+        each, pointer = share * (value + p.index_bits) / value + mask, p.pointer_bits / value
         if not clip:
             along = prod(e.sizes()[rank] for rank in p.dims[-1].ranks())
             return [
@@ -518,20 +521,48 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
             (pointer, [f for dim in p.dims[:-1] for f in dim_factor(dim)] + last + outer),
         ]
 
+    names = ["", *(name for f in arch.fanouts for name, _ in f.dims)]
+
+    def apart(v: int, at: int) -> list[bool]:
+        """Whether lanes of each loop have instances of a level of their own."""
+        one = alone(arch, arch.levels[v].name) if v < len(arch.levels) else set()
+        return [j < at and names[kind] not in one for j, kind in enumerate(s.kinds)]
+
     for x, p in enumerate(e.tensors()):
         output, shared = p is e.output, reduce if p is e.output else multicast
         nodes = [(i, v) for i, (v, number) in enumerate(skeleton) if v >= 0 and number == x]
         for (i, v), child in zip(nodes, [*nodes[1:], None], strict=True):
             above = s.at[child[0]] if child else len(s.kinds)
+            # loops in space of which lanes have instances of both ends, of the inner end alone, of none
+            outer_own = apart(v, s.at[i])[:above]
+            inner_own = apart(child[1], above)[:above] if child else [True] * above
+            crossed = [
+                bool(kind) and mine and not theirs
+                for kind, mine, theirs in zip(s.kinds, inner_own, outer_own, strict=False)
+            ]
+            merged = [bool(kind) and not mine for kind, mine in zip(s.kinds, inner_own, strict=False)]
             for skip in (False, True) if output and arch.levels[v].skip_first_read else (False,):
                 for instance in (None, *range(len(instances))):
                     busiest = instance is not None
-                    outside = [busiest] * s.at[i]
                     lanes = {} if instance is None else instances[instance]
-                    above_parent = {(rank, j): k for (rank, j), k in lanes.items() if j < s.at[i]}
+                    above_parent = {
+                        (rank, j): k for (rank, j), k in lanes.items() if j < above and outer_own[j]
+                    }
+                    above_child = {
+                        (rank, j): k for (rank, j), k in lanes.items() if j < above and inner_own[j]
+                    }
                     serve = [
-                        outside + [False] * (above - s.at[i]),
-                        outside + [kind > 0 and shared[kind - 1] for kind in s.kinds[s.at[i] : above]],
+                        [busiest and mine for mine in outer_own],
+                        [
+                            (busiest and mine) or one or (between and shared[kind - 1])
+                            for kind, mine, one, between in zip(
+                                s.kinds, outer_own, merged, crossed, strict=False
+                            )
+                        ],
+                    ]
+                    own_tiles = [
+                        [busiest and mine for mine in inner_own],
+                        [(busiest and mine) or one for mine, one in zip(inner_own, merged, strict=True)],
                     ]
                     sign = -1.0 if skip else 1.0
                     if output and not child and p.format == "dense" and nonzero(e) < 1:
@@ -556,15 +587,15 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         for action in ("read", "write") if output and not skip else ("read",):
                             draft.add(own, column(v, action, p.tensor, instance, sign * scale))
                     if child:
-                        for scale, own in terms(p, above, True, [[busiest] * above] * 2, skip, lanes):
+                        for scale, own in terms(p, above, True, own_tiles, skip, above_child):
                             for action in ("write", "read") if output and not skip else ("write",):
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
             if output and child and arch.compute.merge_pj:
                 pj = np.zeros(2 + len(every))
                 # of a compressed one the values, not their places
                 pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else p.density)
-                others = [False] * s.at[i] + [kind > 0 for kind in s.kinds[s.at[i] : above]]
-                for sign, unseen in ((1.0, [False] * above), (-1.0, others)):
+                others = [one or between for one, between in zip(merged, crossed, strict=True)]
+                for sign, unseen in ((1.0, merged), (-1.0, others)):
                     _, own = terms(p, above, True, [[False] * above, unseen], False, {})[0]
                     draft.add(own, sign * pj)
     first = tuple(0 if kind else EVERY for kind in s.kinds)
@@ -648,7 +679,8 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
                     (
                         float(width(arch.levels[v].name, p.tensor, e, arch) + p.index_bits),
                         float(p.pointer_bits),
-                        0.0 if p.format == "dense" else p.density,
+                        0.0 if p.format == "dense" else float(kept(p.density, p.format, p.index_bits)),
+                        float(p.format == "bitmask"),
                     )
                 )
     full = np.array([[rank in p.full_ranks() for rank in ranks] for p in tensors])
@@ -671,7 +703,7 @@ def _arrays(space: Space, skeleton: Skeleton, s: Shape) -> tuple[object, ...]:
         np.cumsum([0, *(len(own) for _, own in fold)]),
         np.array([f for _, own in fold for f in own], np.int64),
         np.array(nodes, np.int64).reshape(-1, 7),
-        np.array(words).reshape(-1, 3),
+        np.array(words).reshape(-1, 4),
         np.array(hulls, np.int64).reshape(-1, len(ranks)),
         full,
         part,
@@ -692,8 +724,10 @@ def _bits(hulls, words, full, part, window, tile, choice, at, after):  # type: i
             length += hulls[d, r] * (tile[r, choice[r], after if moves else at] - 1)
         whole *= length
         rows *= length if d < hulls.shape[0] - 1 else 1.0
-    each, pointer, csr = words
-    return whole * each if csr == 0.0 else np.ceil(np.round(csr * whole, 6)) * each + rows * pointer
+    each, pointer, csr, mask = words
+    if csr == 0.0:
+        return whole * each
+    return np.ceil(np.round(csr * whole, 6)) * each + rows * pointer + whole * mask
 
 
 @njit(cache=True, nogil=True)

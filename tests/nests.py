@@ -204,13 +204,69 @@ def compressed(rng: Random, p: Projection, density: float) -> Projection:
     )
 
 
+def shared(arch: Arch, rng: Random) -> Arch:
+    """A machine of whose levels inside of arrays PEs share instances along some dimensions; levels that may
+    keep a tensor in common are shared along those of the level outside at most.
+    """
+    along: dict[str, set[str]] = {}
+    for v, level in enumerate(arch.levels):
+        dims = {name for f in arch.fanouts if f.outside <= v for name, _ in f.dims}
+        for u, outer in enumerate(arch.levels[:v]):
+            if set(outer.may_keep) & set(level.may_keep):
+                around = {name for f in arch.fanouts if f.outside <= u for name, _ in f.dims}
+                dims -= around - along[outer.name]
+        along[level.name] = {name for name in sorted(dims) if rng.random() < 0.6}
+    fanouts = tuple(
+        replace(
+            f,
+            systolic="",
+            hop_pj=0.0,
+            endpoint_pj=0.0,
+            shared=tuple(
+                tuple(level.name for level in arch.levels[f.outside :] if name in along[level.name])
+                for name, _ in f.dims
+            ),
+        )
+        for f in arch.fanouts
+    )
+    return replace(arch, fanouts=fanouts)
+
+
+def split_roles(arch: Arch, rng: Random) -> Arch:
+    """The machine with levels inside of its arrays that keep one kind of tensors each, so that they need not
+    be nested.
+    """
+    first = min([f.outside for f in arch.fanouts], default=len(arch.levels))
+    levels = tuple(
+        replace(level, may_keep=(rng.choice(ROLES),), bits=()) if v >= first else level
+        for v, level in enumerate(arch.levels)
+    )
+    return replace(arch, levels=levels)
+
+
+def alike_ranks(e: Einsum, arch: Arch, dim: str) -> set[str]:
+    """Ranks that PEs along a dimension may not divide: they share what keeps tensors with these ranks."""
+    kept = {
+        of
+        for f in arch.fanouts
+        for (name, _), levels in zip(f.dims, f.shared, strict=False)
+        for level in arch.levels
+        if name == dim and level.name in levels
+        for of in level.may_keep
+    }
+    return {rank for p in e.tensors() if role(e, p.tensor) in kept for rank in p.ranks()}
+
+
 def drawn_from(arch: Arch, e: Einsum, *salt: str) -> Random:
     """Random numbers from the values of both, so that what else is drawn stays as it is, and no field's name
-    matters. Levels without widths of their own (`bits`, the last field) are told as if there were none.
+    matters. Levels without widths of their own (`bits`, the last field), arrays without memories that PEs
+    share (`shared`) and computes that gate nothing (`gates`) are told as if there were none.
     """
-    name, levels, *rest = astuple(arch)
+    name, levels, fanouts, compute, *rest = astuple(arch)
     levels = tuple(level if level[-1] else level[:-1] for level in levels)
-    return Random(repr((astuple(e), (name, levels, *rest), *salt)))
+    fanouts = tuple(f if f[-1] else f[:-1] for f in fanouts)
+    compute = compute if compute[-1] else compute[:-1]
+    return Random(repr((astuple(e), (name, levels, fanouts, compute, *rest), *salt)))
 
 
 def widened(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
@@ -324,8 +380,7 @@ def _spatial(
     ranks = sorted(set(left) - e.output.partial_ranks())
     for f in arch.fanouts:
         for name, size in f.dims if f.outside == border else ():
-            if ranks and rng.random() < 0.7:
-                rank = rng.choice(ranks)
+            if ranks and rng.random() < 0.7 and (rank := rng.choice(ranks)) not in alike_ranks(e, arch, name):
                 left[rank] = max(-(-left[rank] // size), rng.randint(1, left[rank]))
                 nodes.append(Loop(rank, left[rank], name))
 
@@ -449,7 +504,8 @@ def rich_mapping(rng: Random, e: Einsum, arch: Arch) -> Mapping:
         dims = [dim for f in arch.fanouts if f.outside == start for dim in f.dims]
         free = dict(dims)
         for name, _ in rng.choices(dims, k=rng.randint(0, 4)) if dims and ranks else ():
-            rank = rng.choice(ranks)
+            if (rank := rng.choice(ranks)) in alike_ranks(e, arch, name):
+                continue
             tile = max(-(-left[rank] // free[name]), rng.randint(1, left[rank]))
             free[name] //= -(-left[rank] // tile)
             left[rank] = tile

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from math import ceil, prod
 
-from dse.mapping.nest import Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection
 
@@ -60,9 +61,33 @@ def gate(level: Level, tensor: str, action: str, e: Einsum) -> tuple[str, float]
     return f"no. {number}", float(times)  # type: ignore[arg-type]
 
 
+def alone(arch: Arch, level: str) -> set[str]:
+    """Dimensions of arrays along which a level has one instance for all lanes."""
+    return {
+        name
+        for f in arch.fanouts
+        for (name, _), levels in zip(f.dims, f.shared, strict=False)
+        if level in levels
+    }
+
+
+@cache
+def kept(density: float, form: str, index_bits: int) -> Fraction:
+    """Values that are stored per element: the nonzeros, and of runs of zeros one wherever a run has as many
+    more as its bits can count.
+    """
+    share = Fraction(density).limit_denominator(10**9)
+    if form != "rle":
+        return share
+    zeros = sum(density * (1 - density) ** k * (k // 2**index_bits) for k in range(ceil(60 / density)))
+    return share * Fraction(1 + zeros).limit_denominator(10**12)
+
+
 def compressed_bits(tensor: Projection, elements: int, rows: int, word: int) -> int:
-    nonzeros = ceil(Fraction(tensor.density).limit_denominator(10**9) * elements)
-    return nonzeros * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits
+    share = kept(tensor.density, tensor.format, tensor.index_bits)
+    values = ceil(share * elements - Fraction(1, 10**7)) if tensor.format == "rle" else ceil(share * elements)
+    masks = elements if tensor.format == "bitmask" else 0
+    return values * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits + masks
 
 
 def whole_room(tensor: Projection, word: int) -> Fraction:
@@ -87,19 +112,29 @@ class Walk:
     folds: dict = field(default_factory=dict)  # of systolic arrays
     reached: int = 0  # elements of the tile that arrives, and of padding around it
 
-    def share(self, tensor: Projection, parent_at: int, alone: frozenset = frozenset()) -> bool:
+    def share(
+        self, tensor: Projection, parent: tuple[int, str], level: str = "", apart: frozenset = frozenset()
+    ) -> bool:
         """Whether another lane makes this access for us: a lower lane of a sharing loop that the tensor does
-        not see. alone: ranks along which no lane does.
+        not see, or one that has the same instance of the level that asks (none: compute). parent: position
+        and level. apart: ranks along which no lane does.
         """
+        own_level = alone(self.arch, level)
+        if any(lane > 0 and loop.over in own_level for _, loop, lane in self.lanes):
+            return True
         flags = {}
         for f in self.arch.fanouts:
             for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
                 flags[name] = reduce if tensor.tensor == self.e.output.tensor else multicast
-        own = {rank for dim in tensor.dims for rank, _ in dim.terms} | alone
+        own = {rank for dim in tensor.dims for rank, _ in dim.terms} | apart
         return any(
-            lane > 0 and at > parent_at and loop.rank not in own and flags[loop.over]
+            lane > 0 and self.inside(at, loop, parent) and loop.rank not in own and flags[loop.over]
             for at, loop, lane in self.lanes
         )
+
+    def inside(self, at: int, loop: Loop, parent: tuple[int, str]) -> bool:
+        """Whether the lanes of a loop stand inside of one instance of a node's level."""
+        return at > parent[0] or loop.over in alone(self.arch, parent[1])
 
     def words(self, tensor: Projection, elements: list) -> float:
         """What a tile of these elements moves: all of them, or of a compressed tensor a value and an index
@@ -108,10 +143,11 @@ class Walk:
         if tensor.format == "dense":
             return len(elements)
         value = tensor.bits or self.arch.word_bits
-        stored = Fraction(tensor.density).limit_denominator(10**9) * len(elements)
+        stored = kept(tensor.density, tensor.format, tensor.index_bits) * len(elements)
         return (
             stored * (value + tensor.index_bits)
             + len({element[:-1] for element in elements}) * tensor.pointer_bits
+            + (len(elements) if tensor.format == "bitmask" else 0)
         ) / value
 
     def room(self, tensor: Projection, elements: list) -> Fraction:
@@ -129,7 +165,12 @@ class Walk:
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
         self.tally.lanes.setdefault(
-            tuple(lane for position, _, lane in self.lanes if position < at), Counter()
+            tuple(
+                lane
+                for position, loop, lane in self.lanes
+                if position < at and loop.over not in alone(self.arch, level)
+            ),
+            Counter(),
         )[level, tensor, action] += n
 
     def box(self, tensor: Projection, env: dict, clip: bool) -> list:
@@ -251,19 +292,23 @@ class Walk:
         chain.append((at, node.level))
         self.go(at + 1, env)
         chain.pop()
-        if chain and output:
+        mine = all(not lane or loop.over not in alone(self.arch, node.level) for _, loop, lane in self.lanes)
+        if chain and output and mine:
             parent_at, parent = chain[-1]
             self.add(at, node.level, node.tensor, "read", self.words(tensor, elements))
-            self.merge(parent_at, tensor, elements)
-            if not self.share(tensor, parent_at):
+            self.merge(chain[-1], tensor, elements)
+            if not self.share(tensor, chain[-1], node.level):
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
 
-    def merge(self, parent_at: int, tensor: Projection, elements: list) -> None:
+    def merge(self, parent: tuple[int, str], tensor: Projection, elements: list) -> None:
         """The sums of all lanes but the first along ranks that the tensor does not see are added to another
         lane's, whether in the array or at the parent.
         """
         own = {rank for dim in tensor.dims for rank, _ in dim.terms}
-        if any(lane > 0 and at > parent_at and loop.rank not in own for at, loop, lane in self.lanes):
+        if any(
+            lane > 0 and self.inside(at, loop, parent) and loop.rank not in own
+            for at, loop, lane in self.lanes
+        ):
             stored = 1 if tensor.format == "dense" else Fraction(tensor.density).limit_denominator(10**9)
             self.tally.total["MAC", tensor.tensor, "merge"] += stored * len(elements)
 
@@ -272,9 +317,11 @@ class Walk:
     ) -> None:
         parent_at, level = parent
         self.still(tensor, level, node.level)
+        if any(lane and loop.over in alone(self.arch, node.level) for _, loop, lane in self.lanes):
+            return
         wanted = [x for x in elements if not (output and self.fresh(at, level, x))]
         self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted))
-        if not self.share(tensor, parent_at):
+        if not self.share(tensor, parent, node.level):
             self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted))
 
     def fresh(self, at: int, level: str, element: tuple) -> bool:
@@ -304,7 +351,7 @@ class Walk:
             self.reached = 1
             self.still(tensor, level, "")
             met = output and self.meets(element, env)
-            if self.share(tensor, at, self.apart()):
+            if self.share(tensor, (at, level), apart=self.apart()):
                 continue
             if output and share < 1 and tensor.format == "dense":
                 self.add_up(at, level, tensor, skip, met, share)
@@ -389,7 +436,11 @@ class Walk:
         ]
         columns = len(list(product(*map(range, along))))
         value = tensor.bits or self.arch.word_bits
-        return (tensor.density * (value + tensor.index_bits) + tensor.pointer_bits / columns) / value
+        share = tensor.density
+        if tensor.format == "rle":
+            share = float(kept(share, "rle", tensor.index_bits))
+        mask = 1 if tensor.format == "bitmask" else 0
+        return (share * (value + tensor.index_bits) + tensor.pointer_bits / columns + mask) / value
 
 
 def walk(mapping: Mapping, e: Einsum, arch: Arch) -> Tally:

@@ -93,6 +93,16 @@ class Unroller:
             (name, f.multicast[d], f.reduce[d]) for f in arch.fanouts for d, (name, _) in enumerate(f.dims)
         ]
         self.shares = {name: {False: multicast, True: reduce} for name, multicast, reduce in dims}
+        # dimensions along which lanes have one instance of a level
+        self.one: list[set[str]] = [
+            {
+                name
+                for f in arch.fanouts
+                for (name, _), levels in zip(f.dims, f.shared, strict=False)
+                if level.name in levels
+            }
+            for level in arch.levels
+        ]
         self.nodes: list[Node] = []
         self.holder: dict[str, tuple[int, int]] = {}  # the innermost node of a tensor: (level, position)
         for i, node in enumerate(self.steps):
@@ -223,9 +233,13 @@ class Unroller:
         parents: str,
         moved: Counter[tuple[int, Lane, str, str]],
     ) -> None:
-        moved[node.level, lane, node.tensor.tensor, own] += n
-        if not self.shared(node.tensor, lane, node.parent_at):
-            moved[node.parent, self.instance(lane, node.parent_at), node.tensor.tensor, parents] += n
+        loops = [loop.over for _, loop in self.spatial]
+        if any(i and over in self.one[node.level] for over, i in zip(loops, lane, strict=False)):
+            return
+        moved[node.level, self.instance(lane, node.at, node.level), node.tensor.tensor, own] += n
+        if not self.shared(node.tensor, lane, node.parent_at, node.parent):
+            instance = self.instance(lane, node.parent_at, node.parent)
+            moved[node.parent, instance, node.tensor.tensor, parents] += n
 
     def compute(self, lanes: dict[Lane, Env]) -> None:
         self.block_steps += 1
@@ -238,10 +252,10 @@ class Unroller:
                     or not self.arch.levels[v].skip_first_read
                     or self.fresh(-1, lane, tuple(a for a, _ in hull(tensor, env)))
                 )
-                if self.shared(tensor, lane, at):
+                if self.shared(tensor, lane, at, v):
                     continue
-                self.open[v, self.instance(lane, at), tensor.tensor, "read"] += wanted
-                self.open[v, self.instance(lane, at), tensor.tensor, "write"] += output
+                self.open[v, self.instance(lane, at, v), tensor.tensor, "read"] += wanted
+                self.open[v, self.instance(lane, at, v), tensor.tensor, "write"] += output
 
     def fresh(self, at: int, lane: Lane, element: tuple[int, ...]) -> bool:
         """False the first time that a lane meets an output element: it starts from zero and is not read."""
@@ -250,19 +264,26 @@ class Unroller:
         self.seen.add((at, lane, element))
         return False
 
-    def shared(self, tensor: Projection, lane: Lane, parent_at: int) -> bool:
+    def shared(self, tensor: Projection, lane: Lane, parent_at: int, parent: int) -> bool:
         """Whether a lower lane makes this access for us, by multicast or reduction on the way from the node
         at parent_at.
         """
-        below = [(loop, i) for (at, loop), i in zip(self.spatial, lane, strict=False) if at > parent_at]
+        below = [
+            (loop, i)
+            for (at, loop), i in zip(self.spatial, lane, strict=False)
+            if at > parent_at or loop.over in self.one[parent]
+        ]
         return any(
             i and loop.rank not in tensor.ranks() and self.shares[loop.over][tensor is self.e.output]
             for loop, i in below
         )
 
-    def instance(self, lane: Lane, at: int) -> Lane:
-        """The instance that serves a lane, of the level whose node stands at `at`."""
-        return lane[: sum(i < at for i, _ in self.spatial)]
+    def instance(self, lane: Lane, at: int, v: int) -> Lane:
+        """The instance that serves a lane, of level v whose node stands at `at`."""
+        loops = zip(self.spatial, lane, strict=False)
+        return tuple(
+            0 if loop.over in self.one[v] else own for (position, loop), own in loops if position < at
+        )
 
     def slides(self, node: Node) -> tuple[int, str] | None:
         """(dimension, rank) of the window that a tile slides over: the loop that it entered last is partially

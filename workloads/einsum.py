@@ -22,7 +22,9 @@ import numpy as np
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
-FORMATS = ("dense", "csr")
+FORMATS = ("dense", "csr", "coo", "rle", "bitmask")
+STRUCTURED = re.compile(r"([1-9]\d*):([1-9]\d*)")  # a format N:M, of M neighbours N are nonzero at most
+RUN_BITS = 5  # width of a run of zeros in rle; Source: Eyeriss (Chen et al., JSSC 2017, section V-C)
 GOGETA_BITS = 32  # bits of column indices and row pointers as GOGETA counts them: 4 bytes, like the values
 SCALAR = "one"  # name of the rank of an einsum of scalars
 # kinds of einsums that need all of their first input before they return any element
@@ -122,8 +124,12 @@ class Projection:
     dims: tuple[Dim, ...]
     bits: int | None = None  # width of an element; None: the machine's word
     density: float = 1.0  # share of nonzeros
-    format: str = "dense"  # dense, or csr: a value and a column index per nonzero, a pointer per row
-    # csr: width of a column index; 0: the minimum for its columns. Same in every tile; dense: 0
+    # dense; csr: a value and a column index per nonzero, a pointer per row; coo: a value and all indices per
+    # nonzero; rle: a value and the zeros before it; bitmask: a value per nonzero, a bit per element; N:M: of
+    # M neighbours N values with their positions (`STRUCTURED`)
+    format: str = "dense"
+    # width of what is stored beside the value of a nonzero: csr: a column index, coo: all indices, rle: a run
+    # of zeros, N:M: a position; 0: the minimum, of rle RUN_BITS. Same in every tile; dense, bitmask: 0
     index_bits: int = 0
     # csr: width of a row pointer; 0: the minimum for its nonzeros. Same in every tile; dense: 0
     pointer_bits: int = 0
@@ -134,8 +140,9 @@ class Projection:
             object.__setattr__(self, "dims", (Dim((), 0, 1),))
         if self.format != "csr":
             object.__setattr__(self, "tile_columns", None)
-        index, pointer = min_csr_widths(self) if self.format == "csr" else (0, 0)
-        object.__setattr__(self, "index_bits", (self.index_bits or index) if index else 0)
+        index, pointer = min_widths(self)
+        default = max(index, RUN_BITS) if self.format == "rle" else index
+        object.__setattr__(self, "index_bits", (self.index_bits or default) if index else 0)
         object.__setattr__(self, "pointer_bits", (self.pointer_bits or pointer) if pointer else 0)
 
     def full_ranks(self) -> frozenset[str]:
@@ -158,12 +165,13 @@ class Projection:
 
     def stored_words(self) -> int:
         """Returns how many numbers the whole tensor stores, whatever their widths: dense: all elements; csr:
-        2 per expected nonzero and one per row.
+        2 per expected nonzero and one per row; other formats: 2 per value that is stored.
         """
         if self.format == "dense":
             return self.stored_elems()
         # rounded first: a density of nnz / size is not an exact float
-        return ceil(round(2 * self.density * self.stored_elems(), 6)) + prod(d.size for d in self.dims[:-1])
+        values = ceil(round(2 * self.stored_density() * self.stored_elems(), 6))
+        return values + (prod(d.size for d in self.dims[:-1]) if self.pointer_bits else 0)
 
     def stored_bits(self, word_bits: int) -> int:
         """Returns the bits of the whole tensor on a machine with such words."""
@@ -180,16 +188,36 @@ class Projection:
         """
         if self.format == "dense":
             return elems * self.elem_bits(word_bits)
-        return nonzeros(self.density, elems) * self.elem_bits(word_bits) + rows * self.pointer_bits
+        values = nonzeros(self.stored_density(), elems)
+        return values * self.elem_bits(word_bits) + rows * self.pointer_bits + elems * self.mask_bits()
 
     def elem_bits(self, word_bits: int) -> int:
-        """Returns the bits of an element; of a csr tensor those of a nonzero with its column index."""
+        """Returns the bits of an element; of a compressed tensor those of a nonzero with its index."""
         return (self.bits or word_bits) + self.index_bits
 
-    def csr_words(self, word_bits: int) -> tuple[float, float]:
-        """Returns the sizes of (a nonzero with its index, a row pointer), in units of an element's width."""
+    def mask_bits(self) -> int:
+        """Returns the bits that are stored of each element, zero or not."""
+        return int(self.format == "bitmask")
+
+    def stored_density(self) -> float:
+        """Returns the expected values that are stored per element: the nonzeros, and in rle a zero wherever a
+        run is longer than its bits can say.
+
+        With nonzeros at random, k zeros precede one with probability d (1 - d)^k, and k // 2^b of them are
+        stored: q / (1 - q) in the mean, q = (1 - d)^(2^b). So d (1 + q / (1 - q)) are stored.
+        """
+        if self.format != "rle":
+            return self.density
+        return self.density / (1 - (1 - self.density) ** (1 << self.index_bits))
+
+    def compressed_words(self, word_bits: int) -> tuple[float, float]:
+        """Returns what a compressed tensor stores (per element, per row), in units of an element's width."""
         bits = self.bits or word_bits
-        return 1 + self.index_bits / bits, self.pointer_bits / bits
+        of_values = (1 + self.index_bits / bits) * self.stored_density()
+        return (
+            of_values + self.mask_bits() / bits if self.mask_bits() else of_values,
+            self.pointer_bits / bits,
+        )
 
 
 def nonzeros(density: float, elems: int) -> int:
@@ -197,12 +225,19 @@ def nonzeros(density: float, elems: int) -> int:
     return ceil(round(density * elems, 6))
 
 
-def min_csr_widths(p: Projection) -> tuple[int, int]:
-    """Returns the minimum bits of a column index and of a row pointer of a csr tensor: ceil(log2) of the
-    columns, and of the nonzeros + 1; at least 1.
+def min_widths(p: Projection) -> tuple[int, int]:
+    """Returns the minimum bits of what a compressed tensor stores beside a nonzero, and of a row pointer, 0
+    where it has none. csr: ceil(log2) of the columns, and of the nonzeros + 1, at least 1; coo: of each
+    dimension, added up; N:M: of M.
 
     An invalid density does not raise here; `einsum` refuses it.
     """
+    if match := STRUCTURED.fullmatch(p.format):
+        return (int(match[2]) - 1).bit_length(), 0
+    if p.format == "coo":
+        return max(sum((d.size - 1).bit_length() for d in p.dims), 1), 0
+    if p.format != "csr":
+        return int(p.format == "rle"), 0
     nnz = nonzeros(p.density, p.stored_elems()) if 0 < p.density <= 1 else 1
     return max((p.dims[-1].size - 1).bit_length(), 1), max(nnz.bit_length(), 1)
 
@@ -285,7 +320,7 @@ def csr(
     pointer_bits: int = 0,
     tile_columns: TileColumns | None = None,
 ) -> dict[str, Any]:
-    """Returns arguments of `einsum` for a compressed tensor. Widths of 0: the minimum (`min_csr_widths`)."""
+    """Returns arguments of `einsum` for a compressed tensor. Widths of 0: the minimum (`min_widths`)."""
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
     return {
         "density": {tensor: density},
@@ -358,6 +393,8 @@ def _parsed(
             for field, by_tensor in given.items()
             if field != "size" and tensor in by_tensor
         }
+        if structured := STRUCTURED.fullmatch(str(attributes.get("format", ""))):
+            attributes.setdefault("density", int(structured[1]) / int(structured[2]))
         projections.append(
             Projection(tensor, _dims(tensor, index, extents, given["size"].get(tensor)), **attributes)
         )
@@ -443,14 +480,24 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(
                 f"a rank stands twice in tensor {p.tensor}; it may stand in one dimension only"
             )
+        structured = STRUCTURED.fullmatch(p.format)
+        if p.format not in FORMATS and not structured:
+            known = f"{', '.join(FORMATS)}, or N:M as 2:4 (in YAML in quotes)"
+            raise WorkloadError(f"format of tensor {p.tensor} is {p.format!r}; it must be {known}")
+        if structured and not int(structured[1]) < int(structured[2]):
+            raise WorkloadError(
+                f"format of tensor {p.tensor} is {p.format}; of M neighbours N, fewer than M, are nonzero"
+            )
         sizes = [d.size for d in p.dims]
         if min(sizes) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
             raise WorkloadError(f"tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1")
-        if p.format not in FORMATS:
-            known = " or ".join(FORMATS)
-            raise WorkloadError(f"format of tensor {p.tensor} is {p.format!r}; it must be {known}")
-        if p.format == "csr" and p is projections[0]:
-            raise WorkloadError(f"tensor {p.tensor} cannot be csr; only an input with rows can")
+        if structured and p.density != int(structured[1]) / int(structured[2]):
+            raise WorkloadError(
+                f"tensor {p.tensor} is {p.format} and has density {p.density:g}; leave density out"
+            )
+        if p.format != "dense" and p is projections[0]:
+            which = "an input with rows" if p.format == "csr" else "an input"
+            raise WorkloadError(f"tensor {p.tensor} cannot be {p.format}; only {which} can")
     if len(names) != len(set(names)):
         raise WorkloadError("a tensor stands twice; give its second access a name of its own")
     for what, by_tensor in given.items():
@@ -463,12 +510,13 @@ def _check_widths(projections: Sequence[Projection], given: Mapping[str, Mapping
     for p in projections:
         contents = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
         for what, min_width, content in zip(
-            ("index_bits", "pointer_bits"), min_csr_widths(p), contents, strict=True
+            ("index_bits", "pointer_bits"), min_widths(p), contents, strict=True
         ):
             width = given[what].get(p.tensor)
-            if width is not None and p.format != "csr":
+            if width is not None and not min_width:
+                which = "csr" if what == "pointer_bits" else "csr, coo, rle or N:M"
                 raise WorkloadError(
-                    f"{what} names tensor {p.tensor}, which is {p.format}; only a csr tensor has them"
+                    f"{what} names tensor {p.tensor}, which is {p.format}; only a {which} tensor has them"
                 )
             if width is not None and width < min_width:
                 raise WorkloadError(
@@ -522,7 +570,7 @@ def canonical_key(e: Einsum) -> str:
                 short = rename.setdefault(rank, f"{len(rename)}:{extents[rank]}")
                 terms.append(f"{c}*{short}")
             dims.append(f"{'+'.join(terms)}{d.offset:+d}/{d.size}")
-        widths = f"|{p.index_bits}|{p.pointer_bits}" if p.format == "csr" else ""
+        widths = f"|{p.index_bits}|{p.pointer_bits}" if p.format != "dense" else ""
         pattern = f"|{p.tile_columns.digest}" if p.tile_columns else ""
         parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}{widths}{pattern}")
     return hashlib.sha256(";".join(parts).encode()).hexdigest()[:16]
@@ -559,7 +607,7 @@ def squeezed(e: Einsum) -> Einsum:
     def slim(p: Projection) -> Projection:
         dims = [replace(d, terms=tuple(t for t in d.terms if t[0] in names)) for d in p.dims]
         # columns are never dropped, so that rows of a csr tensor remain
-        columns = dims[-1] if p.format == "csr" else None
+        columns = dims[-1] if p.format != "dense" else None
         return replace(p, dims=tuple(d for d in dims if d.terms or d.size > 1 or d.offset or d is columns))
 
     return e.map_projections(slim, extents=extents)

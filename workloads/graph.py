@@ -186,7 +186,7 @@ def differing_key(a: Projection, b: Projection) -> str:
     keys = (
         ("format", "bits")
         if "dense" in (a.format, b.format)
-        else ("bits", "density", "index_bits", "pointer_bits")
+        else ("format", "bits", "density", "index_bits", "pointer_bits")
     )
     return next((key for key in keys if getattr(a, key) != getattr(b, key)), "")
 

@@ -448,10 +448,10 @@ def _broadcast_source(part: Einsum, dims: tuple[Dim, ...]) -> Projection | None:
 def _update(tape: Tape, weight: Projection, count: int, method: Method) -> Iterator[Gradient]:
     if method == "none":
         return
-    if weight.format == "csr":
+    if weight.format != "dense":
         name = tape.forward.name
         raise WorkloadError(
-            f"{name}: weight {weight.tensor} is csr, and its update writes all elements; leave "
+            f"{name}: weight {weight.tensor} is {weight.format}, and its update writes all elements; leave "
             "format out to train it"
         )
     names = {"W": weight.tensor, "G": tape.grads[weight.tensor]}

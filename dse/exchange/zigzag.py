@@ -118,20 +118,28 @@ def _machine(file: str, data: Mapping[str, Any], notes: Notes) -> dict[str, Any]
         notes.lost(file, f"operational_array.{key}", says if key == "is_imc" else "is not carried over")
     nodes: list[dict[str, Any]] = []
     outside = set(sizes)  # dimensions along which there is one memory so far
+    kept: list[tuple[set[Any], set[str]]] = []  # operands of each memory, and the dimensions that it serves
     for title, memory in reversed(list(data["memories"].items())):
         served = set(map(str, memory.get("served_dimensions") or []))
         if not nodes and outside - served:
             notes.lost(file, f"memories.{title}.served_dimensions", "there is one outermost memory here")
             served = set(sizes)
-        if beyond := sorted(served - outside):
+        beyond, operands = served - outside, {*(memory.get("operands") or [])}
+        # of an operand that a memory further out is copied for along a dimension, so is this one
+        copied = {dim for dim in beyond for own, along in kept if own & operands and dim not in along}
+        if copied:
             says = (
-                f"serves {', '.join(beyond)}, along which memories further out are copied; copied here, too"
+                f"serves {', '.join(sorted(copied))}, along which memories further out are copied; copied "
+                "here, too"
             )
             notes.lost(file, f"memories.{title}.served_dimensions", says)
-            served &= outside
         nodes += _array(outside - served, sizes)
-        outside = served
-        nodes.append(_memory(file, str(title), memory, not any("memory" in one for one in nodes), notes))
+        outside &= served
+        found = _memory(file, str(title), memory, not any("memory" in one for one in nodes), notes)
+        if along := [machines.name(dim) for dim in sizes if dim in beyond - copied]:
+            found["along"] = along
+        nodes.append(found)
+        kept.append((operands, served - copied))
     nodes += _array(outside, sizes)
     nodes.append(
         {"compute": "mac", "kind": "custom", "mac_pj": float(array.get("unit_energy", 0)), "alu_pj": 0.0}

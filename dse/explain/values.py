@@ -133,9 +133,10 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
 def machine(arch: Arch) -> list[dict[str, Any]]:
     """A row per component of a machine, outermost first: capacity, width, energies and bandwidth of one
     instance, area and leakage of all. array: what makes the instances of one out of the component outside.
-    elements: their bits by role, where a memory gives them a width of their own.
+    elements: their bits by role, where a memory gives them a width of their own. shared_along: dimensions
+    along which PEs share an instance, where they do so of a memory.
     """
-    has_widths = arch.narrows_or_widens()
+    has_widths, has_sharing = arch.narrows_or_widens(), bool(arch.with_sharing())
     arrays = [
         ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arch.fanouts if f.outside == v)
         for v in range(len(arch.levels) + 1)
@@ -148,6 +149,15 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "capacity_bytes": None if level.capacity_bits is None else level.capacity_bits / 8,
             "width_bits": level.width_bits,
             **({"elements": ", ".join(f"{of} {n} bit" for of, n in level.bits)} if has_widths else {}),
+            **(
+                {
+                    "shared_along": ", ".join(
+                        dim for f in arch.fanouts for dim, _ in f.dims if dim in f.shared_along(level.name)
+                    )
+                }
+                if has_sharing
+                else {}
+            ),
             "read_pj": level.read_pj,
             "write_pj": level.write_pj,
             "read_pj_per_bit": level.read_pj / level.width_bits,

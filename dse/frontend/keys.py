@@ -331,6 +331,11 @@ MEMORY: Meanings = {
         "bit",
         "of an element there by role (input, weight, output), e.g. {output: 32}; other roles: as elsewhere",
     ),
+    "along": (
+        "",
+        "dimensions of arrays outside of it along which PEs share one instance, e.g. [x]: the ranks of what "
+        "it may keep are not unrolled over these",
+    ),
     "burst": ("B", "moved at once, a cache line or burst; layouts count where it is given"),
     "partial_write": ("", "of a line written in part: bytes are masked, or the line is read before (rmw)"),
     "row": ("B", "of DRAM, open per bank until another one is asked for"),
@@ -392,6 +397,11 @@ MAC_UNIT: Meanings = {
         "the array's MAC units do it",
     ),
     "vector_kind": ("", "number format of the vector unit; default: kind"),
+    "gates": (
+        "",
+        "roles of the operands (input, weight) whose zeros are gated: such an operation takes cycles and no "
+        "energy; zeros of others are skipped",
+    ),
 }
 TILING: Meanings = {
     "preference": ("", "which dimensions to cut; the first that fits is taken"),
@@ -423,8 +433,12 @@ ENTRY: Meanings = {
     "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
     "density": ("share", "of nonzeros, per tensor"),
-    "format": ("", "dense or csr, per tensor"),
-    "index_bits": ("bit", "of a column index, per csr tensor; default: the least that hold its columns"),
+    "format": ("", 'dense, csr, coo, rle, bitmask, or N:M in quotes ("2:4"), per tensor'),
+    "index_bits": (
+        "bit",
+        "stored beside a nonzero, per tensor: a column (csr), all indices (coo), a run of zeros (rle), a "
+        "position (N:M); default: the least, of rle 5",
+    ),
     "pointer_bits": (
         "bit",
         "of a row pointer, per csr tensor; default: the least that hold its number of nonzeros",

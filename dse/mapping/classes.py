@@ -119,7 +119,7 @@ def _stands_alone(rank: str, p: Projection, e: Einsum) -> bool:
     dimension is not the column of a compressed tensor.
     """
     dims = _cut_dims(p, rank)
-    is_csr_column = p.format == "csr" and dims == (len(p.dims) - 1,)
+    is_csr_column = p.format != "dense" and dims == (len(p.dims) - 1,)
     return not dims or (len(dims) == 1 and rank_of(p.dims[dims[0]], e) == rank and not is_csr_column)
 
 

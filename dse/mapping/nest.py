@@ -27,7 +27,7 @@ from typing import Any
 from dse.mapping.conversion import COPY_NAME
 from hw.arch import Arch, Level
 from workloads import document
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, Projection
 from workloads.renamed import ENTRIES, line_now
 
 TRIPS = r"(?:\s+in\s+\[0:(\d+)\))?"
@@ -508,6 +508,11 @@ def _width_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
                 f"share {one.level} {one.tensor}: parts that PEs pass round are counted in one width only; "
                 "leave it out, or `bits` of the machine's memories"
             )
+    for one in mapping.shares if arch.with_sharing() else ():
+        yield (
+            f"share {one.level} {one.tensor}: parts that PEs pass round are counted where each PE has its "
+            "memories; leave it out, or `along` of the machine's memories"
+        )
     for one in mapping.shares if arch.with_ports() else ():
         yield (
             f"share {one.level} {one.tensor}: parts that PEs pass round are timed at ports that serve all "
@@ -532,11 +537,31 @@ def _layout_faults(mapping: Mapping, e: Einsum) -> Iterator[str]:
             yield f"layout {one.level} {one.tensor} is given twice; leave one out"
 
 
+def alike(e: Einsum, arch: Arch, dim: str) -> list[Projection]:
+    """Returns the tensors of which PEs along a dimension must want the same elements, for they share one
+    instance of a memory that may keep them (`Fanout.shared`).
+    """
+    roles = arch.sharing_roles(dim)
+    return [p for p in e.tensors() if role(e, p.tensor) in roles] if roles else []
+
+
+def unrollable(e: Einsum, arch: Arch, dim: str) -> list[str]:
+    """Returns the ranks that may be unrolled over a dimension of an array. A rank in a window of the output
+    may not: PEs would share output elements through a window.
+    """
+    apart = e.output.partial_ranks().union(*(p.ranks() for p in alike(e, arch, dim)))
+    return [rank for rank, _ in e.extents if rank not in apart]
+
+
 def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     outside = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
-    order = arch.level_index()
+    order, tile = arch.level_index(), e.sizes()
     for i, node in enumerate(mapping.nodes):
-        if not isinstance(node, Loop) or node.over not in outside:
+        if not isinstance(node, Loop):
+            continue
+        has_trips = node.tile < tile.get(node.rank, 0)
+        tile[node.rank] = node.tile
+        if node.over not in outside:
             continue
         boundary = outside[node.over]
         above = [n for n in mapping.nodes[:i] if isinstance(n, Store) and order.get(n.level, -1) >= boundary]
@@ -549,6 +574,13 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
                     f"parfor {node.rank} over {node.over} stands {where} store {wrong[0].level} "
                     f"{wrong[0].tensor}, on the wrong side of the fan-out"
                 )
+        shared = alike(e, arch, node.over) if has_trips else []
+        for p in [p for p in shared if node.rank in p.ranks()][:1]:
+            yield (
+                f"parfor {node.rank} over {node.over}: PEs along {node.over} share one instance of a memory "
+                f"of {p.tensor} (along), and would want different elements of it; unroll a rank that "
+                f"{p.tensor} has not"
+            )
         if node.rank in e.output.partial_ranks():
             yield (
                 f"parfor {node.rank} over {node.over}: {node.rank} is partially relevant to the output "

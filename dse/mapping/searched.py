@@ -531,7 +531,7 @@ def _unsearched_loops(part: Part, max_loops: int, uneven: bool = False) -> bool:
         return True
     for m in part.members:
         member_loops = [n for n in m.nodes[: m.shared] if isinstance(n, Loop)]
-        columns = {rank for p in m.einsum.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
+        columns = {rank for p in m.einsum.inputs if p.format != "dense" for rank in p.dims[-1].ranks()}
         tile_of = m.einsum.sizes()
         if len(member_loops) < len(loops) or any(n.rank in columns for n in member_loops):
             return True

@@ -35,6 +35,11 @@ def without_ports(memories: Iterable[str]) -> str:
     )
 
 
+def without_sharing(memories: Iterable[str]) -> str:
+    """Returns the options by which each PE has an instance of the memories (`memory.along`)."""
+    return " ".join(f"--set {name}.along=[]" for name in memories)
+
+
 @dataclass(frozen=True, slots=True)
 class SolverOptions:
     """The `solver:` block of a study."""
@@ -118,6 +123,22 @@ class SolverOptions:
             f"{refused} does not time ports that serve some tensors, nor writes apart from reads ({keys}): "
             "mappers do, for unfused schedules of each machine by itself; leave it out, or the ports "
             f"({without_ports(memories)})"
+        )
+
+    def sharing_refused(self, memories: Sequence[str]) -> str:
+        """Returns why these options do not go with memories of which PEs along dimensions share one instance
+        (`memory.along`), with the fix; "": they do. memories: names of those, at least one.
+        """
+        refused = self._first_other("unfused")
+        if not refused and self.mapper == "cost_descending":
+            refused = f"solver.mapper = {self.mapper}"
+        if not refused:
+            return ""
+        keys = ", ".join(f"{name}.along" for name in memories)
+        return (
+            f"{refused} does not count memories that PEs along dimensions share ({keys}): the mapper optimal "
+            "does, for unfused schedules of each machine by itself; leave it out, or along "
+            f"({without_sharing(memories)})"
         )
 
     def _first_other(self, *schedules: str) -> str:

@@ -187,6 +187,8 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
             raise ValueError(line)
     if (ports := arch.with_ports()) and (line := options.ports_refused(ports)):
         raise ValueError(line)
+    if (sharing := arch.with_sharing()) and (line := options.sharing_refused(sharing)):
+        raise ValueError(line)
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):

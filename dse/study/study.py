@@ -117,6 +117,9 @@ def load(
         widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
         if widths and (line := solver.widths_refused(widths)):
             faults.add(line)
+        sharing = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.along]
+        if sharing and (line := solver.sharing_refused(sharing)):
+            faults.add(line)
         varied = {axis.key for axis in space.axes}
         apart = [
             node.name

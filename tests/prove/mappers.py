@@ -1,7 +1,7 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
-        [--crowded 2000] [--widths 2000] [--ports 2000]
+        [--crowded 2000] [--widths 2000] [--ports 2000] [--shared 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 %, and once more with a budget of a few choices of spatial
 unrollings, which ends most searches: what such an answer says of its gap must hold as well.
@@ -12,7 +12,8 @@ does where links and endpoints of networks have a price: each mapping with the l
 Larger problems on machines with little capacity are searched with and without bounds of outer levels: a
 search that ends answers alike. Levels that narrow or widen elements are enumerated like the others, every
 fourth problem with buffers, every fifth on a network with prices; so are levels that say which port serves
-what, every third problem with buffers.
+what, every third problem with buffers, and memories of which PEs along dimensions share instances, every
+fourth.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -41,7 +42,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.sim.levels.network import Uncounted
 from hw import machine
 from tests.enumeration import Best, enumerated, mappings, padded
-from tests.nests import ported, widened
+from tests.nests import ported, shared, split_roles, widened
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
 from workloads import catalog
 
@@ -49,6 +50,7 @@ PROVEN = {
     "buffered": 0.0,
     "buffered, widths": 0.0,
     "buffered, ports": 0.0,
+    "buffered, shared": 0.0,
     "networks": 0.0,
 }  # else 0.95: with buffers the search counts less than the evaluator
 BUFFERED, SMALL = 5, 600
@@ -313,6 +315,19 @@ def with_ports(seed: int, most: int = SMALL) -> list[Told]:
     return answers(seed, "buffered, ports" if buffered else "ports", problem)
 
 
+def with_sharing(seed: int, most: int = SMALL) -> list[Told]:
+    """What is wrong with the answers of a problem on a machine of whose memories PEs along dimensions share
+    instances.
+    """
+    rng, buffered = Random(f"sharing/{seed}"), seed % 4 == 3
+    for more in range(1000):
+        problem = buffered_of(seed + 100_003 * more) if buffered else problem_of(seed + 100_003 * more, most)
+        arch = shared(split_roles(problem.arch, rng) if rng.random() < 0.6 else problem.arch, rng)
+        if arch.with_sharing():
+            break
+    return answers(seed, "buffered, shared" if buffered else "shared", replace(problem, arch=arch))
+
+
 def crowded_of(seed: int, most: int) -> Problem:
     """A problem larger than what can be enumerated, on an `edge_array` with little capacity."""
     rng = Random(f"crowded/{seed}")
@@ -402,10 +417,12 @@ def main() -> int:
         crowded=2_000,
         widths=2_000,
         ports=2_000,
+        shared=2_000,
     )
     rows = over(partial(told, most=given.most), given.first, given.problems)
     rows += over(networked, given.first, given.networks)
     rows += over(crowded, given.first, given.crowded)
     rows += over(partial(widths, most=given.most), given.first, given.widths)
     rows += over(partial(with_ports, most=given.most), given.first, given.ports)
+    rows += over(partial(with_sharing, most=given.most), given.first, given.shared)
     return summed(rows, ("perfect", "imperfect_spatial"))

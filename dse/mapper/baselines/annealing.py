@@ -144,7 +144,7 @@ def neighbour(e: Einsum, arch: Arch, choices: Choices, rng: Random) -> Choices:
         (position, loop)
         for position in positions
         if isinstance(position, int)
-        for loop in spatial_loops(e, arch.fanouts, position)
+        for loop in spatial_loops(e, arch, position)
     ]
     if chance < 0.75 and loops:
         position, loop = rng.choice(loops)

@@ -566,8 +566,9 @@ def bits_of_tiles(p: Projection, tiles: Tiles, elem_bits: int) -> NDArray[np.int
     elems, bits = _hulls(p, tiles), elem_bits + p.index_bits
     if p.format == "dense":
         return elems * bits
-    nonzeros: NDArray[np.int64] = np.ceil(np.round(p.density * elems, 6)).astype(np.int64)
-    return nonzeros * bits + _hulls(replace(p, dims=p.dims[:-1]), tiles) * p.pointer_bits
+    values: NDArray[np.int64] = np.ceil(np.round(p.stored_density() * elems, 6)).astype(np.int64)
+    rows = _hulls(replace(p, dims=p.dims[:-1]), tiles)
+    return values * bits + rows * p.pointer_bits + elems * p.mask_bits()
 
 
 def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> NDArray[np.int64]:

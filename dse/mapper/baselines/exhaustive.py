@@ -29,14 +29,14 @@ import numpy as np
 
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep, unrollable
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.vectorized import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
 from dse.sim.einsum.limits import broken
 from dse.sim.schedule import outermost
-from hw.arch import Arch, Fanout
+from hw.arch import Arch
 from workloads.arrays import Bools, Ints
 from workloads.einsum import Einsum
 
@@ -128,7 +128,7 @@ def nests(e: Einsum, arch: Arch, placement: Placement) -> Iterator[Mapping]:
     """
     for orders in product(*loop_orders(e, arch, placement)):
         blocks = (
-            [item] if isinstance(item, Store) else spatial_loops(e, arch.fanouts, item)
+            [item] if isinstance(item, Store) else spatial_loops(e, arch, item)
             for item in loop_positions(arch, placement)
         )
         loops = ([Loop(rank, 0) for rank in order] for order in orders)
@@ -153,18 +153,17 @@ def loop_positions(arch: Arch, placement: Placement) -> list[Store | int]:
     return found
 
 
-def spatial_loops(e: Einsum, fanouts: Sequence[Fanout], boundary: int) -> list[Loop]:
-    """Spatial loops at a fan-out boundary. A rank in a window of the output has none: PEs may not share
-    output elements through a window.
-    """
-    ranks = [rank for rank, n in e.extents if n > 1 and rank not in e.output.partial_ranks()]
+def spatial_loops(e: Einsum, arch: Arch, boundary: int) -> list[Loop]:
+    """Spatial loops at a fan-out boundary, over the ranks that may be unrolled there."""
+    sizes = e.sizes()
     return [
         Loop(rank, 0, dim)
-        for f in fanouts
+        for f in arch.fanouts
         if f.outside == boundary
         for dim, size in f.dims
         if size > 1
-        for rank in ranks
+        for rank in unrollable(e, arch, dim)
+        if sizes[rank] > 1
     ]
 
 

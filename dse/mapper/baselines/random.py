@@ -95,7 +95,7 @@ def draw(e: Einsum, arch: Arch, rng: Random) -> Choices:
         (position, loop)
         for position in positions
         if isinstance(position, int)
-        for loop in spatial_loops(e, arch.fanouts, position)
+        for loop in spatial_loops(e, arch, position)
     ]
     free_pes = {dim: n for f in arch.fanouts for dim, n in f.dims}
     for position, loop in rng.sample(loops, len(loops)):
@@ -133,7 +133,7 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
     positions, orders = loop_positions(arch, choices.placement), loop_orders(e, arch, choices.placement)
     nodes: list[Loop | Store] = []
     for position, position_orders in zip(positions, orders, strict=True):
-        for loop in spatial_loops(e, arch.fanouts, position) if isinstance(position, int) else ():
+        for loop in spatial_loops(e, arch, position) if isinstance(position, int) else ():
             outer = tile[loop.rank]
             n = min(choices.trips.get((position, loop.rank, loop.over), 1), free_pes[loop.over])
             tile[loop.rank] = -(-outer // n)

@@ -24,7 +24,7 @@ import numpy as np
 
 from dse.mapper.exact.spatial import primes
 from dse.mapping.constraints import FREE, Constraints, Factors
-from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep
+from dse.mapping.nest import Loop, Mapping, Store, faults, may_keep, unrollable
 from dse.run import deadline
 from dse.sim.counts.counts import footprints, hull
 from dse.sim.counts.vectorized import Costs, cost_many, tables
@@ -377,13 +377,15 @@ def _neighbour_chains(
             ):
                 found[_with_tile(slots, chain, i, n)] = None
 
+    ranks_over = {dim: unrollable(e, arch, dim) for _, dim in slots if dim}
+
     def allowed(chain: Chain) -> bool:
         for (_, dim), before, after in zip(slots, (extent, *chain), chain, strict=False):
             if after == before:
                 continue
             whole = before % after == 0
             uneven = factors != "imperfect" and (not dim or factors == "perfect")
-            if after > before or (not whole and uneven) or (dim and rank in e.output.partial_ranks()):
+            if after > before or (not whole and uneven) or (dim and rank not in ranks_over[dim]):
                 return False
             if dim and (-(-before // after) > sizes[dim] or -(-before // -(-before // after)) != after):
                 return False

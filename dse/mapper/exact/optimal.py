@@ -299,7 +299,7 @@ def _to_answer(
     ):
         return [_refine(problem, found, factors, constraints, allowed_gap, priced)]
     starts = [found.mapping] if found.mapping else []
-    if constraints == FREE and deadline.has_passed():
+    if constraints == FREE and (deadline.has_passed() or arch.with_sharing()):
         starts = starts or [minimal_mapping(e, arch)]
     elif constraints == FREE and not starts:
         other = cost_descending(replace(problem, arch=arch.without("network")), Random(0))

@@ -38,7 +38,7 @@ from dse.mapper.exact.spatial import (
 )
 from dse.mapping.classes import rank_of
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
-from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role, unrollable
 from dse.run import deadline
 from dse.sim.counts.actions import (
     accesses_per_elem,
@@ -377,13 +377,14 @@ def _search_factors(
     choices = MAX_CHOICES if choices is None else choices
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
     spatial = hops.countable(e, arch, constraints)
+    unrolled = _where_alike(e, arch, spatial)
     fanouts = tuple(_covering_fanout(f) for f in arch.fanouts)
     trips = _spatial_limits(constraints)
     try:
-        tables = _tables(e, fanouts, factors, spatial, trips)
+        tables = _tables(e, fanouts, factors, unrolled, trips)
     except NoneAllowed:
         return FactorsResult([None] * machine_count, 0, np.full(machine_count, inf), False)
-    terms = terms._replace(hops=_hops(e, _bare_networks(arch), fanouts, factors, spatial, trips))
+    terms = terms._replace(hops=_hops(e, _bare_networks(arch), fanouts, factors, unrolled, trips))
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in tables.ranks])
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
@@ -476,6 +477,18 @@ def _inner_states(ranks: int, parts: int) -> state.InnerStates:
         slot_zeros.copy(),
         np.zeros(2, np.int64),
     )
+
+
+def _where_alike(e: Einsum, arch: Arch, spatial: hops.Spatial) -> hops.Spatial:
+    """Returns `spatial` (as Constraints.spatial), of dimensions along which PEs share a memory without the
+    ranks of what may stand there (nest.py, `unrollable`).
+    """
+    allowed_ranks = dict(spatial)
+    for f in arch.fanouts:
+        for name, _ in f.dims if f.shared else ():
+            own = unrollable(e, arch, name)
+            allowed_ranks[name] = tuple(rank for rank in allowed_ranks.get(name, own) if rank in own)
+    return tuple(allowed_ranks.items())
 
 
 def _spatial_limits(constraints: Constraints) -> tuple[tuple[str, str, int, int], ...]:
@@ -595,7 +608,7 @@ def _covering_fanout(f: Fanout) -> Fanout:
         (name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length()))
         for name, n in f.dims
     )
-    return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic)
+    return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic, shared=f.shared)
 
 
 def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints) -> float:
@@ -604,7 +617,8 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
     """
     fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
     try:
-        spatial = hops.countable(problem.einsum, problem.arch, constraints)
+        countable = hops.countable(problem.einsum, problem.arch, constraints)
+        spatial = _where_alike(problem.einsum, problem.arch, countable)
         tables = _tables(problem.einsum, fanouts, factors, spatial, _spatial_limits(constraints))
         return int(tables.pool.rank_start[-1])
     except NoneAllowed:
@@ -666,7 +680,7 @@ def _tables(
     )
     sinks = full.copy()
     for x, p in enumerate(tensors):
-        if p.format == "csr":
+        if p.format != "dense":
             sinks[x] &= [rank not in p.dims[-1].ranks() for rank in ranks]
     kind, offset, stored, rank_of, coef = [], [], [], [], []
     for p in tensors:
@@ -697,7 +711,7 @@ def _tables(
         stored_size=np.array(stored, np.int64),
         dim_ranks=np.array(rank_of, np.int64).reshape(-1, 2),
         coef=np.array(coef, np.int64).reshape(-1, 2),
-        csr_density=np.array([0.0 if p.format == "dense" else p.density for p in tensors]),
+        csr_density=np.array([0.0 if p.format == "dense" else p.stored_density() for p in tensors]),
         rank_order=np.argsort([len(o.is_uneven) for o in rank_unrollings], kind="stable"),
     )
     groups_outside = [
@@ -864,7 +878,7 @@ def _machine(
         ),
         bits=np.array(
             [
-                [bits + p.index_bits, p.pointer_bits]
+                [bits + p.index_bits, p.pointer_bits, p.mask_bits()]
                 for p, (bits, _) in zip((*e.inputs, e.output), units, strict=True)
             ],
             np.float64,
@@ -1402,10 +1416,16 @@ def _link(
     position, compute = sum(b <= child for b in outside), child == len(levels)
     # masks of groups: outside of a level; between the two levels, of which PEs share a word
     mask = {v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v) for v in (parent, child)}
-    shared = sum(
+    # groups whose PEs have instances of their own
+    own = {
+        v: sum(1 << g for g, group in enumerate(groups) if group.outside <= v and not group.shares(levels, v))
+        for v in (parent, child)
+    }
+    common = mask[child] & ~own[child]  # groups whose PEs share one instance of the child
+    shared = common | sum(
         1 << g
         for g, group in enumerate(groups)
-        if parent < group.outside <= child and (group.reduce if output else group.multicast)
+        if own[child] & ~own[parent] & 1 << g and (group.reduce if output else group.multicast)
     )
     found, low, outer, outer_low = (dict[Quantity, dict[int, Any]]() for _ in range(4))
     outer_levels = _outer_levels(groups)
@@ -1427,7 +1447,8 @@ def _link(
     ) -> None:
         """Adds one action at level v to the rows.
 
-        own_groups: mask of the groups outside of v; cycles count the first PE of these alone.
+        own_groups: mask of the groups whose PEs have instances of v of their own; cycles count the first PE
+            of these alone.
         merged: mask of the groups whose PEs share an access.
         scale: words per unit of the quantity; negative for skipped reads.
         in_bound: whether to add it to the lower bound too.
@@ -1454,7 +1475,9 @@ def _link(
         first_pes = own_groups | merged
         if is_gathered:
             first_pes = gathered_mask(own_groups, first_pes, len(groups))
-        busiest = Quantity(kind, x, position, first_pes, own_groups)
+        # along shared groups a node's own ranks are not unrolled (`_where_alike`): with or without these in
+        # the mask the count is the same, and sums over windows are tabled by all groups of a boundary
+        busiest = Quantity(kind, x, position, first_pes, own_groups if compute else mask[v])
         stall_key = PartKey("drain" if kind == state.LAST_DRAINS else "fill", child, v, side)
         stall = (busiest, parts.index.get(stall_key, 0), cycles)
         if kind in (state.FIRST_FILLS, state.LAST_DRAINS):
@@ -1485,10 +1508,8 @@ def _link(
             for row in into if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
 
-    csr, (nonzero_words, row_words) = p.format == "csr", p.csr_words(arch.word_bits)
-    tiled = (
-        [(state.WORDS, nonzero_words * p.density), (state.ROWS, row_words)] if csr else [(state.WORDS, 1.0)]
-    )
+    compressed, (elem_words, row_words) = p.format != "dense", p.compressed_words(arch.word_bits)
+    tiled = [(state.WORDS, elem_words), (state.ROWS, row_words)] if compressed else [(state.WORDS, 1.0)]
     amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else tiled
     sparse_counts = sparse(e) if output and compute else None
     first_reads = (
@@ -1501,13 +1522,13 @@ def _link(
     )
     skipped_reads = first_reads if output and levels[parent].skip_first_read else []
     # of first fills of what is gathered no least number of words is known
-    dense = double_buffered and child_waits and not csr and not is_gathered
+    dense = double_buffered and child_waits and not compressed and not is_gathered
     filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
     for kind, scale in (*amounts, *skipped_reads, *filled):
-        add(parent, "read", kind, mask[parent], shared, scale, not skipped_reads)
+        add(parent, "read", kind, own[parent], shared, scale, not skipped_reads)
         if not compute:
-            add(child, "write", kind, mask[child], 0, scale, not skipped_reads)
+            add(child, "write", kind, own[child], common, scale, not skipped_reads)
     zero_writes = (
         [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
     )
@@ -1517,19 +1538,19 @@ def _link(
         for row in (found, low) if in_bound else (found,):
             _add_entry(row, quantity, state.PJ, pj)
     for kind, scale in (*amounts, *drained, *zero_writes) if output else ():
-        add(parent, "write", kind, mask[parent], shared, scale, True)
+        add(parent, "write", kind, own[parent], shared, scale, True)
         if not compute:
-            add(child, "read", kind, mask[child], 0, scale, True)
+            add(child, "read", kind, own[child], common, scale, True)
     first_pe_elems = Quantity(state.POINTS if compute else state.WORDS, x, position, mask[child], mask[child])
     for cycles, q in _folds(e, arch, tensors[x], parent, child, first_pe_elems):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
-    groups_between = sum(1 << g for g, group in enumerate(groups) if parent < group.outside <= child)
+    groups_between = own[child] & ~own[parent]
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
     if output and not compute and groups_between and any_nonzero(added_pj):
         # Merges are the partial sums that all PEs drain minus those that are left after merging. The
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
-        for merged, pj in ((0, added_pj), (groups_between, -added_pj)):
+        for merged, pj in ((common, added_pj), (common | groups_between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)
     return found, low, outer, outer_low

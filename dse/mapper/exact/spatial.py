@@ -25,7 +25,7 @@ from dse.mapping.constraints import Factors
 from dse.run import deadline
 from dse.run.compiled import njit
 from dse.sim.fronts import undominated
-from hw.arch import Fanout
+from hw.arch import Fanout, Level
 from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import TileColumns
 
@@ -54,11 +54,16 @@ class FanoutDim(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Dimensions at one boundary that multicast and reduce alike."""
+    """Dimensions at one boundary that multicast and reduce alike, whose PEs share the same levels."""
 
     outside: int  # number of levels outside of the boundary
     multicast: bool
     reduce: bool
+    shared: tuple[str, ...] = ()  # names of the levels inside of which PEs share one instance
+
+    def shares(self, levels: Sequence[Level], v: int) -> bool:
+        """True if PEs along the group share one instance of level v; of compute (len(levels)) they do not."""
+        return v < len(levels) and levels[v].name in self.shared
 
 
 class FanoutBoundary(NamedTuple):
@@ -107,8 +112,9 @@ def dims_and_groups(fanouts: tuple[Fanout, ...]) -> tuple[tuple[FanoutDim, ...],
     groups: list[tuple[Group, bool]] = []
     number = 0
     for f in sorted(fanouts, key=lambda f: f.outside):
-        for (_, size), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
-            group_and_kind = (Group(f.outside, multicast, reduce), bool(f.systolic))
+        shared = f.shared or ((),) * len(f.dims)
+        for (_, size), multicast, reduce, own in zip(f.dims, f.multicast, f.reduce, shared, strict=True):
+            group_and_kind = (Group(f.outside, multicast, reduce, own), bool(f.systolic))
             if group_and_kind not in groups:
                 groups.append(group_and_kind)
             found.append(FanoutDim(number, size, boundaries.index(f.outside), groups.index(group_and_kind)))

@@ -92,7 +92,7 @@ def steps_of(
             x = tensors[above.tensor]
             if not arch.levels[above.level].double_buffer and x.tensor != rules.stationary:
                 allowed -= full[above.tensor] - (
-                    frozenset(x.dims[-1].ranks()) if x.format == "csr" else frozenset()
+                    frozenset(x.dims[-1].ranks()) if x.format != "dense" else frozenset()
                 )
         if below >= 0 and not part[below]:
             allowed &= full[below] | (

@@ -29,10 +29,23 @@ def op_pj(e: Einsum, arch: Arch) -> float:
 
 def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number:
     """Returns the cycles of the operations on the busiest MAC unit; of operations that are no MACs on the
-    machine's vector unit, if it has one.
+    machine's vector unit, if it has one. Gated operations take their cycles, too.
     """
     rate = arch.compute.alu_per_cycle
+    if arch.compute.gates:
+        gated = gating(e, arch.compute.gates)
+        ops, busiest_ops = ops * gated, busiest_ops * gated
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
+
+
+def gating(e: Einsum, gates: Sequence[str]) -> float:
+    """Returns the operations that take cycles, per operation that computes. gates: roles of the operands of
+    which zeros are gated.
+    """
+    found = 1.0
+    for p in e.inputs:
+        found /= p.density if role(e, p.tensor) in gates else 1.0
+    return found
 
 
 def passes_array(e: Einsum, arch: Arch) -> bool:

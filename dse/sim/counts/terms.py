@@ -117,6 +117,15 @@ class Wiring:
     # levels that describe lines, rows or banks (`resting_position`)
     layout_levels: frozenset[str] = frozenset()
     gathers: bool = False  # fills bring in parts of a tile (`gathered`)
+    # (level, dimensions along which PEs share one instance of it), of levels that have such dimensions
+    shared: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    def has_own(self, node: Store | None, at: int, i: int, loop: Loop) -> bool:
+        """True if PEs of the spatial loop at position i each have an instance of what the node at position
+        `at` stands for: its level, or compute (None).
+        """
+        along = dict(self.shared).get(node.level, frozenset()) if node and self.shared else frozenset()
+        return i < at and loop.over not in along
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,11 @@ def wiring(arch: Arch) -> Wiring:
         arch.word_bits,
         arch.layout_levels(),
         gathers(arch),
+        tuple(
+            (level.name, frozenset[str]().union(*(f.shared_along(level.name) for f in arch.fanouts)))
+            for level in arch.levels
+            if any(level.name in levels for f in arch.fanouts for levels in f.shared)
+        ),
     )
 
 
@@ -314,8 +328,8 @@ def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
         for rank, n in e.extents
         if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1])
     )
-    nonzero_words, row_words = p.csr_words(word_bits)
-    return nonzero_words * p.density + row_words / columns
+    elem_words, row_words = p.compressed_words(word_bits)
+    return elem_words + row_words / columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +369,11 @@ def gathered(e: Einsum) -> Gathered | None:
 
 def gathers(arch: Arch) -> bool:
     """True if fills of a machine bring in parts of a tile (`gathered`). Where levels describe lines, rows or
-    banks, arrays are systolic or hops have a price, tiles are whole.
+    banks, arrays are systolic, hops have a price or PEs share memories along dimensions, tiles are whole.
     """
-    return not (arch.models_layout() or arch.prices_networks() or any(f.systolic for f in arch.fanouts))
+    return not (
+        arch.models_layout() or arch.prices_networks() or any(f.systolic or f.shared for f in arch.fanouts)
+    )
 
 
 def unshared(p: Projection, e: Einsum) -> frozenset[str]:
@@ -582,13 +598,17 @@ def _distinct_terms(
 
 def _pe_rule(s: Formulas, link: Link, end: End, one_instance: bool) -> Callable[[int, Loop], int]:
     """Returns the rule by which one end counts PEs of a spatial loop: at the parent, PEs that share an access
-    count once.
+    count once; PEs that share an instance of the child count once at both ends (they want the same tile:
+    nest.py, `unrollable`).
     """
     shared = {name: reduce if link.is_output else multicast for name, multicast, reduce in s.wires.dims}
     unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e)
 
     def pes_counted(i: int, loop: Loop) -> int:
-        if i < link.parent_at or end is End.CHILD:
+        in_parent = not s.wires.has_own(link.parent, link.parent_at, i, loop)
+        if in_parent and not s.wires.has_own(link.child, link.child_at, i, loop):
+            return FIRST
+        if not in_parent or end is End.CHILD:
             return INSTANCE_PE if one_instance else ALL_PES
         if loop.rank in unshared_ranks or not shared[loop.over]:
             return ALL_PES
@@ -608,15 +628,18 @@ def merges(s: Formulas, link: Link) -> Iterator[Term]:
     """Yields the partial sums that are added to sums of other PEs, in the array or at the parent: the
     elements that all PEs drain, minus the elements that remain after the reduced ranks are added up.
     """
-    p = link.tensor
-    if any(
-        loop.over and link.parent_at < i < link.child_at and loop.rank not in link.ranks
-        for i, loop in s.loops
-    ):
+    p, own = link.tensor, s.wires.has_own
+
+    def crosses(i: int, loop: Loop) -> bool:
+        return own(link.child, link.child_at, i, loop) and not own(link.parent, link.parent_at, i, loop)
+
+    if any(loop.over and crosses(i, loop) and loop.rank not in link.ranks for i, loop in s.loops):
         for sign, others in ((1, ALL_PES), (-1, FIRST)):
 
             def pes_counted(i: int, loop: Loop, others: int = others) -> int:
-                return others if i > link.parent_at and loop.rank not in link.ranks else ALL_PES
+                if not own(link.child, link.child_at, i, loop):
+                    return FIRST
+                return others if crosses(i, loop) and loop.rank not in link.ranks else ALL_PES
 
             cuts = _cuts(s, link, s.all_trips, False, pes_counted)
             yield Term(
@@ -703,8 +726,8 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
         yield Term(sign, (*dims, *outer))
         return
     rows = (*dims[:-1], *(s.factor_number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    nonzero_words, row_words = p.csr_words(s.wires.word_bits)
-    yield Term(sign * nonzero_words * p.density, (*dims, *outer))
+    elem_words, row_words = p.compressed_words(s.wires.word_bits)
+    yield Term(sign * elem_words, (*dims, *outer))
     yield Term(sign * row_words, (*rows, *outer))
 
 

@@ -120,7 +120,11 @@ def _tile_terms(s: Formulas, p: Projection, rests_at: int, bits: int) -> list[tu
     return (
         [(Term(1, whole), bits)]
         if p.format == "dense"
-        else [(Term(p.density, whole), bits + p.index_bits), (Term(1, whole[:-1]), p.pointer_bits)]
+        else [
+            (Term(p.stored_density(), whole), bits + p.index_bits),
+            (Term(1, whole[:-1]), p.pointer_bits),
+            *([(Term(1, whole), p.mask_bits())] if p.mask_bits() else []),
+        ]
     )
 
 

@@ -125,6 +125,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         arch.models_layout()
         or arch.narrows_or_widens()
         or arch.with_ports()
+        or arch.with_sharing()
         or any(f.systolic for f in arch.fanouts)
     ):
         what = (
@@ -134,6 +135,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
             if arch.narrows_or_widens()
             else "ports that serve some tensors, or writes apart from reads,"
             if arch.with_ports()
+            else "memories that PEs along dimensions share (`along`)"
+            if arch.with_sharing()
             else "the ramp of a systolic array"
         )
         raise ValueError(

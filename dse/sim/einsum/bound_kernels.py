@@ -34,6 +34,7 @@ class NeedsTable(NamedTuple):
     bits: Ints  # [E, X] per element; 0: the machine's word
     role: Ints  # [E, X] index in ROLES (`nest.role`)
     write: Bools  # [E, X] the operand is the output
+    density: Floats  # [E, X] of an input; of the output 1
     compute_words: Floats  # [E, X] elements that compute accesses
     sharers: Floats  # [E, X] MAC units that may want the same element, at most
     # [E, 2^X] per set of operands (its bit mask): the most of them that MAC units along one rank may share
@@ -46,7 +47,9 @@ class Machines(NamedTuple):
     array dimensions.
     """
 
-    outside: Ints  # [D] number of levels outside of the dimension's array
+    below: Bools  # [D, V] whether PEs along the dimension stand inside of one instance of a level
+    gated: Bools  # [roles] whether zeros of operands of a role are gated
+    around: Bools  # [D, V] the same, or all dimensions for a level of which PEs share instances
     read_pj: Floats  # [machines, V]
     write_pj: Floats  # [machines, V]
     bandwidth: Floats  # [machines, V]
@@ -110,6 +113,7 @@ def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> Need
             dtype=int,
         ),
         write=padded(([write for _, _, write in n.operands] for n in all_needs), dtype=bool),
+        density=padded([*(p.density for p in n.einsum.inputs), 1.0] for n in all_needs),
         compute_words=padded(n.compute_words for n in all_needs),
         sharers=padded(n.sharers for n in all_needs),
         common=padded((n.common or (ONE_BY_ONE,) for n in all_needs), max(mask_count, 1), int),
@@ -123,8 +127,9 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
     machine_count, levels = m.read_pj.shape
     max_operands = a.elems.shape[1]
     found = np.zeros((2, machine_count))
-    # below: MAC units below a level. shared: how many of them one read may serve (index 0: the PEs along
-    # dimensions with multicast), and how many may add up into one write (1: with spatial reduction)
+    # below: MAC units below a level; all, if PEs share instances of it (`bounds._units_below`). shared: how
+    # many one read may serve (index 0: the PEs along dimensions with multicast), and how many may add up into
+    # one write (1: with spatial reduction)
     below, shared = np.ones(levels, np.int64), np.ones((levels, 2), np.int64)
     level_counts, chosen = np.zeros(max_operands, np.int64), np.zeros(max_operands, np.int64)
     # pj: of all accesses of compute to an operand at a level, if none is shared; charged: of these, what the
@@ -135,11 +140,12 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
         for v in range(levels):
             below[v], shared[v, 0], shared[v, 1] = 1, 1, 1
         mac_total = 1
-        for d in range(len(m.outside)):
+        for d in range(m.below.shape[0]):
             mac_total *= m.sizes[i, d]
             for v in range(levels):
-                if m.outside[d] > v:
+                if m.around[d, v]:
                     below[v] *= m.sizes[i, d]
+                if m.below[d, v]:
                     for way in range(2):
                         if m.shares[i, d, way]:
                             shared[v, way] *= m.sizes[i, d]
@@ -260,10 +266,16 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
     """The compiled `bounds._cycles`, where the outermost level holds every tensor: all compulsory traffic
     crosses its ports.
     """
+    steps, computed = _steps(a.points[e], mac_units) * a.share[e], a.computed[e]
+    if m.gated.any():
+        gating = 1.0
+        for x in range(a.operands[e]):
+            gating /= a.density[e, x] if m.gated[a.role[e, x]] else 1.0
+        steps, computed = steps * gating, computed * gating
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
-        compute = _steps(a.points[e], mac_units) * a.share[e] / m.ops_per_cycle[i]
+        compute = steps / m.ops_per_cycle[i]
     else:
-        compute = a.computed[e] / m.alu_per_cycle[i]
+        compute = computed / m.alu_per_cycle[i]
     if m.own_port[i, 0, 0] >= 0:
         busiest: float = compute
         ports = m.own_port[i, 0]

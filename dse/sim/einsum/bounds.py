@@ -76,16 +76,16 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     * compressed result: as above without pointers, or used elements times the share of iterations that
       compute, whichever is less
     """
-    used, (nonzero_words, row_words) = used_elems(p, e.extents), p.csr_words(word_bits)
+    used, (elem_words, row_words) = used_elems(p, e.extents), p.compressed_words(word_bits)
     if p is e.output:
-        return used * (min(nonzero_share(e), nonzero_words * p.density) if p.format == "csr" else 1)
+        return used * (min(nonzero_share(e), elem_words) if p.format != "dense" else 1)
     if p.format == "dense":
         share, found = nonzero_share(e), gathered(e)
         if found and found.tensor == p.tensor:
             pattern = found.tile_columns
             share = max(share, float(pattern.mean(pattern.rows)) / pattern.columns)
         return used * share
-    return nonzero_words * p.density * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
+    return elem_words * used + row_words * used_elems(replace(p, dims=p.dims[:-1]), e.extents)
 
 
 class Operand(NamedTuple):
@@ -197,14 +197,22 @@ def _access(r: Rates, bits: int, role: str) -> tuple[LevelAccess, ...]:
 
 
 def _units_below(arch: Arch, v: int, write: bool) -> tuple[int, int]:
-    """Returns the MAC units below a level, and how many of them lie along dimensions that share an access."""
+    """Returns the MAC units below a level, and how many of them lie along dimensions that share an access.
+
+    Of levels of which PEs share instances, those of two may not be nested: weights shared along rows and sums
+    along columns serve together all that rows times columns do (`_together_pj`). So all MAC units are
+    returned.
+    """
+    name = arch.levels[v].name
     dims = [
         (size, flag)
         for f in arch.fanouts
-        if f.outside > v
-        for (_, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)
+        for (dim, size), flag in zip(f.dims, f.reduce if write else f.multicast, strict=True)
+        if f.outside > v or dim in f.shared_along(name)
     ]
-    return prod(size for size, _ in dims), prod(size for size, flag in dims if flag)
+    is_shared = any(name in levels for f in arch.fanouts for levels in f.shared)
+    units = arch.instances(len(arch.levels)) if is_shared else prod(size for size, _ in dims)
+    return units, prod(size for size, flag in dims if flag)
 
 
 def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:

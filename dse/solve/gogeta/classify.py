@@ -55,7 +55,7 @@ def effective_extents(e: Einsum) -> dict[str, float]:
     """
     extents = {rank: float(n) for rank, n in e.extents}
     for p in e.inputs:
-        if p.format == "csr":
+        if p.format != "dense":
             extents |= {rank: extents[rank] * p.density for rank in p.dims[-1].ranks()}
     return extents
 

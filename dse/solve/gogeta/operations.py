@@ -62,12 +62,13 @@ def accessed_words(p: Projection, extents: Mapping[str, int], word_bits: int | N
     Source: GOGETA (arXiv 2303.11499), eq. 10.
     """
     n = compulsory_elems(p, extents)
-    if p.format == "csr":
-        nonzeros, rows = round(p.density * n), n // max(p.dims[-1].size, 1)
+    if p.format != "dense":
+        values, rows = round(p.stored_density() * n), n // max(p.dims[-1].size, 1)
+        mask_bits = n * p.mask_bits()
         return (
-            ceil((nonzeros * p.elem_bits(word_bits) + rows * p.pointer_bits) / word_bits)
+            ceil((values * p.elem_bits(word_bits) + rows * p.pointer_bits + mask_bits) / word_bits)
             if word_bits
-            else 2 * nonzeros + rows
+            else 2 * values + rows * (p.format == "csr")
         )
     return ceil(n * p.bits / word_bits) if p.bits and word_bits else n
 

@@ -97,7 +97,9 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     """Yields the values of `solver.schedule` that reuse tensors between einsums on a machine, widest space
     first.
     """
-    if arch.with_ports():  # of all solvers, mappers of single einsums alone time such ports
+    if (
+        arch.with_ports() or arch.with_sharing()
+    ):  # of all solvers, mappers of single einsums alone count these
         return
     array = array_of_cores(arch)
     pairs = (Members(*run, axes=()) for run in runs(workload, 2) if run[2])
@@ -225,7 +227,7 @@ def _extended(
         yield ranks
         return
     e = einsums[len(ranks)]
-    columns = {rank for p in e.inputs if p.format == "csr" for rank in p.dims[-1].ranks()}
+    columns = {rank for p in e.inputs if p.format != "dense" for rank in p.dims[-1].ranks()}
     for rank in (
         rank
         for rank, n in e.extents

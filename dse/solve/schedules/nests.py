@@ -453,12 +453,11 @@ def whole_words(p: Projection, sizes: dict[str, int], word_bits: int) -> float:
 
     sizes: of the einsum's ranks
     """
-    elems, (nonzero_words, row_words) = compulsory_elems(p, sizes), p.csr_words(word_bits)
+    elems, (elem_words, row_words) = compulsory_elems(p, sizes), p.compressed_words(word_bits)
     return (
         elems
         if p.format == "dense"
-        else nonzero_words * p.density * elems
-        + row_words * compulsory_elems(replace(p, dims=p.dims[:-1]), sizes)
+        else elem_words * elems + row_words * compulsory_elems(replace(p, dims=p.dims[:-1]), sizes)
     )
 
 

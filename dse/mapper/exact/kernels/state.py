@@ -74,7 +74,7 @@ class Einsum(NamedTuple):
     stored_size: Ints  # [Dm]
     dim_ranks: Ints  # [Dm, 2] its ranks, -1 where there is none
     coef: Ints  # [Dm, 2]
-    csr_density: Floats  # [X] density of a compressed tensor, else 0
+    csr_density: Floats  # [X] values that are stored per element of a compressed tensor, else 0
     rank_order: Ints  # [R] in which order ranks are unrolled
 
 
@@ -107,7 +107,8 @@ class Machine(NamedTuple):
     """
 
     capacity: Floats  # [V] bits
-    # [X, 2] of an element (or a nonzero with its column), and of a row pointer; where levels differ in the
+    # [X, 3] of an element (or a nonzero with its index), of a row pointer, and of each element, zero or not,
+    # of a compressed tensor; where levels differ in the
     # width of an element, bits that divide all of these widths (search._unit_widths)
     bits: Floats
     # [X, V] how often an element takes its `bits`: 0 where the schedule accounts for the tensor's capacity,

@@ -566,4 +566,5 @@ def tile_bits(
     bits: float = elems * m.bits[x, 0]
     if e.csr_density[x] > 0.0:
         bits = np.ceil(np.round(e.csr_density[x] * elems, 6)) * m.bits[x, 0] + rows * m.bits[x, 1]
+        bits += elems * m.bits[x, 2]
     return bits
