@@ -655,6 +655,20 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
         assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("objective", some(["energy", "latency", "edp"], 0))
+def test_exhaustive_search_costs_no_more_than_the_published_one(
+    objective: segments.Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the exact mapper of a node ends with the first nest it places."""
+    monkeypatch.setattr("dse.solve.kapla.published.ALL_TILE_COUNTS", (8,))
+    monkeypatch.setattr("dse.solve.schedules.stages.SEARCH_BUDGET", 3)
+    own, other = (published(MULTI, NETWORK, name, objective) for name in ("kapla-exhaustive", "kapla"))
+    assert isinstance(own, Solution)
+    assert isinstance(other, Solution)
+    costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in (own, other)]
+    assert costs[0] <= costs[1] * (1 + 1e-12)
+
+
 def test_what_cannot_fit_falls_and_nothing_that_does() -> None:
     """A pinned weight of 240 words on 16 nodes of 8 words each fits no way; with 70 words each it fits,
     though no single node holds it.

@@ -10,6 +10,9 @@ compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
     stage          each prime factor of the rows and columns of nodes cuts the rank that leaves the smallest
                    tiles per node; inside of a node the mapper is cost descending
 
+kapla-exhaustive solves all schemes, nodes by the exact mapper, whose budget may end; what kapla solves for
+less is taken as kapla solves it, so no answer is dearer than that of kapla.
+
 Three things differ from the publication. A stage's region is a rectangle, not a stripe of nodes. Ranks are
 cut over nodes before a node is mapped. The estimates of the upper level are true lower bounds here.
 """
@@ -41,6 +44,7 @@ from dse.solve.schedules.segments import (
     PlacedShape,
     Range,
     best_chain,
+    cheaper,
     check,
     members_of,
     memo_isomorphic,
@@ -121,6 +125,8 @@ def published(
     ranges = ranges_of(g, max_einsums, tile_counts)
     alone, segment_options, pruned_rows = options(g, ranges, name, seed, beam)
     solution = best_chain(g, alone, segment_options)
+    if name == "kapla-exhaustive":
+        solution = _with_kapla(g, ranges, seed, alone, segment_options, solution)
     if isinstance(solution, Infeasible):
         return solution
     scheme_count, valid_count, solved_count = (
@@ -147,6 +153,29 @@ def published(
         searched_space,
     )
     return replace(solution, certificate=assumptions + text, pruned=tuple(pruned_rows), space=searched_space)
+
+
+def _with_kapla(
+    g: PipelineSearch,
+    ranges: Sequence[Range],
+    seed: int,
+    alone: Sequence[Option | None],
+    segment_options: dict[Range, Option],
+    solution: Solution | Infeasible,
+) -> Solution | Infeasible:
+    """Returns the best schedule of the options of kapla-exhaustive and those of kapla, alone and together.
+    The exact mapper of a node ends with its budget, so kapla's nest of a node may cost less.
+    """
+    other_alone, others, _ = options(g, ranges, "kapla", seed)
+    mixed = [cheaper(g, one, other) for one, other in zip(alone, other_alone, strict=True)]
+    segments = {r: one for r in ranges if (one := cheaper(g, segment_options.get(r), others.get(r)))}
+    answers = [solution, best_chain(g, mixed, segments), best_chain(g, other_alone, others)]
+    found = [one for one in answers if isinstance(one, Solution)]
+    return min(
+        found,
+        key=lambda one: objective_value(g.objective, one.energy_pj, one.latency_cycles),
+        default=solution,
+    )
 
 
 def options(

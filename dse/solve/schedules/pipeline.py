@@ -50,6 +50,7 @@ from dse.solve.schedules.segments import (
     PipelineSearch,
     Range,
     best_chain,
+    cheaper,
     cheapest_placement,
     check,
     fits,
@@ -144,7 +145,7 @@ def pipelined(
         g, ranges_of(g, kapla_stages, ALL_TILE_COUNTS if temporal else NO_SHARED_LOOP)
     )
     alone = [
-        _better(g, one, kapla_option)
+        cheaper(g, one, kapla_option)
         for one, kapla_option in zip(solve_alone(g, _alone), kapla_alone, strict=True)
     ]
     kapla_segments = {
@@ -158,7 +159,7 @@ def pipelined(
         is_over = deadline.has_passed() or g.nodes.searches > searches_before + MAX_NODE_SEARCHES
         if is_over and isomorphism_key(g, r) not in g.segment_memo:
             g.unexplored += 1
-        elif option := _better(
+        elif option := cheaper(
             g,
             memo_isomorphic(g, r, partial(_segment, g, r, alone[r.first : r.last + 1])),
             segment_options.get(r),
@@ -257,7 +258,7 @@ def _with_unfused(
         )
 
     unpipelined = solve_alone(replace(g, alone_memo={}), in_turn)
-    mixed = [_better(g, one, other) for one, other in zip(alone, unpipelined, strict=True)]
+    mixed = [cheaper(g, one, other) for one, other in zip(alone, unpipelined, strict=True)]
     found = best_chain(g, mixed, segment_options)
     schedules = [(f"segments and {UNFUSED}", found)] if isinstance(found, Solution) else []
     if unfused.initiation_interval_cycles <= g.interval_limit:
@@ -321,7 +322,7 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     best = priced[0][0] if priced else None
     for _, stage in priced[:2]:
         for shape in stage.shapes[1:REFINED_CHOICES]:
-            best = _better(g, best, price_by_itself(g, e, stage, shape))
+            best = cheaper(g, best, price_by_itself(g, e, stage, shape))
     return best
 
 
@@ -338,7 +339,7 @@ def _refine_chosen(g: PipelineSearch, r: Range, option: Option, alone: Sequence[
     """Returns a segment of the best chain after a closer search: more choices priced, nests searched with a
     larger budget, regions rearranged.
     """
-    refined = _better(g, _segment(g, r, alone, REFINED_CHOICES), option) or option
+    refined = cheaper(g, _segment(g, r, alone, REFINED_CHOICES), option) or option
     return cheapest_placement(g, r, _refine(g, r, refined))
 
 
@@ -393,7 +394,7 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
                 branches = tuple(branch if i == j else b for i, b in enumerate(option.segment.branches))
                 found = price_of(g, einsums, replace(option.segment, branches=branches))
                 option = (
-                    _better(
+                    cheaper(
                         g, found if found and found.initiation_interval <= g.interval_limit else None, option
                     )
                     or option
@@ -431,13 +432,6 @@ def _candidates(
         stage,
         *(fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, context, objective))),
     ]
-
-
-def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
-    """Returns the option of lower objective value, None if there is none."""
-    return min(
-        (option for option in (one, other) if option), key=lambda option: value(g, option), default=None
-    )
 
 
 def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
@@ -591,7 +585,7 @@ def _segment(
                 break
             if regions := place_regions(g, choice):
                 found = price_of(g, einsums, to_segment(g, r, einsums, choice, regions, contexts))
-                best = _better(
+                best = cheaper(
                     g, found if found and found.initiation_interval <= g.interval_limit else None, best
                 )
                 priced = priced + 1

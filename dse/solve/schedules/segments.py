@@ -524,6 +524,12 @@ def value(g: PipelineSearch, option: Option) -> float:
     return objective_value(g.objective, option.energy, option.latency)
 
 
+def cheaper(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
+    """Returns the option of lower objective value, the first of equal ones; None if there is none."""
+    found = (option for option in (one, other) if option)
+    return min(found, key=lambda option: value(g, option), default=None)
+
+
 def best_chain(
     g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
 ) -> Solution | Infeasible:
