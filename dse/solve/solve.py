@@ -67,7 +67,7 @@ from dse.solve.layouts.layouts import (
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
-from dse.solve.schedules.fusible_segments import fusing_schedules
+from dse.solve.schedules.fusible_segments import fusing_schedules, has_nodes
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_fronts import SharedFronts, find_shared_fronts
 from dse.solve.sharing.shared_mappings import (
@@ -197,6 +197,16 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
             f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
             "banks, and layouts are not searched under rules; leave burst and bank_map out, or the rules"
         )
+    if options.schedule in PIPELINED_SCHEDULES and has_nodes(arch):
+        inner = [level.name for level in arch.levels[2:]]
+        inner += [name for f in arch.fanouts[1:] for name, _ in f.dims]
+        for rule in (*arch.mapping, *options.mapping):
+            if rule.at.upper() not in inner:
+                raise ValueError(
+                    f"mapping: a rule at {rule.at.lower() or 'the machine (utilization)'} does not go with "
+                    f"solver.schedule = {options.schedule}, which obeys rules inside of a node's array "
+                    f"({', '.join(name.lower() for name in inner)}); leave it out"
+                )
     _check_names(arch, workload, options)
     for group in unique(workload):
         first, *others = (e for e in workload.einsums if e.name in group.names)
@@ -467,9 +477,10 @@ def _search_schedule(
         if options.schedule == "pipelined":
             unfused = partial(_unfused_below, arch, workload, options, progress)
             limit = options.initiation_interval or math.inf
-            pipeline = pipelined(arch, workload, *pipe_options, limit, unfused)
+            pipeline = pipelined(arch, workload, *pipe_options, limit, unfused, options.constraints)
         else:
-            pipeline = published(arch, workload, options.schedule, *pipe_options, options.seed)
+            method, seed = options.schedule, options.seed
+            pipeline = published(arch, workload, method, *pipe_options, seed, constraints=options.constraints)
         return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
     memo: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 

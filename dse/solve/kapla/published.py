@@ -58,7 +58,18 @@ from dse.solve.schedules.segments import (
     to_segment,
 )
 from dse.solve.schedules.stage_bounds import time_of
-from dse.solve.schedules.stages import NodeMapper, Nodes, Shape, Stage, StageContext, split_ranks, stage_bits
+from dse.solve.schedules.stages import (
+    ConstraintsOf,
+    NodeMapper,
+    Nodes,
+    Shape,
+    Stage,
+    StageContext,
+    rules_of,
+    split_ranks,
+    stage_bits,
+    unconstrained,
+)
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -114,13 +125,15 @@ def published(
     temporal: bool = True,
     seed: int = 0,
     beam: int | None = None,
+    constraints: ConstraintsOf = unconstrained,
 ) -> Solution | Infeasible:
     """Returns the schedule that a method of METHODS finds. Raises ValueError if the machine has no nodes for
     stages. beam: number of chains instead of the published one; all other arguments as in
-    `pipeline.pipelined`.
+    `pipeline.pipelined`. Of the nests that a mapper of nodes offers those count that keep the constraints.
     """
     check(arch, name)
-    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
+    nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
+    g = PipelineSearch(arch, workload, objective, weights, nodes)
     max_einsums, tile_counts = MAX_EINSUMS if spatial else 1, ALL_TILE_COUNTS if temporal else NO_SHARED_LOOP
     ranges = ranges_of(g, max_einsums, tile_counts)
     alone, segment_options, pruned_rows = options(g, ranges, name, seed, beam)
@@ -189,7 +202,8 @@ def options(
     how many schemes there are, how many of them are valid, and how many were solved.
     """
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
-    g = replace(search, nodes=Nodes(search.arch, _node_mapper(name, seed)), alone_memo={}, segment_memo={})
+    nodes = replace(search.nodes, node_mapper=_node_mapper(name, seed), memo={}, searches=0)
+    g = replace(search, nodes=nodes, alone_memo={}, segment_memo={})
     alone = solve_alone(g, _alone)
     rng, segment_options, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]

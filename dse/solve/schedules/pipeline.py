@@ -68,7 +68,16 @@ from dse.solve.schedules.segments import (
     value,
 )
 from dse.solve.schedules.stage_bounds import SharingBounds, by_nodes, minimum_energy, sharing_bounds, time_of
-from dse.solve.schedules.stages import Nodes, Stage, StageContext, own_nest, stage_bits
+from dse.solve.schedules.stages import (
+    ConstraintsOf,
+    Nodes,
+    Stage,
+    StageContext,
+    own_nest,
+    rules_of,
+    stage_bits,
+    unconstrained,
+)
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -127,6 +136,7 @@ def pipelined(
     temporal: bool = True,
     interval_limit: float = inf,
     unfused: Unfused | None = None,
+    constraints: ConstraintsOf = unconstrained,
 ) -> Solution | Infeasible:
     """Returns the best schedule found. Raises ValueError if the machine has no nodes for stages.
 
@@ -135,9 +145,11 @@ def pipelined(
     interval_limit: upper limit of the initiation interval, in cycles.
     unfused: returns the answer of schedule unfused if its objective value is below a given one, else None.
         The answer here costs no more, unless weights are pinned or the unfused one exceeds the limit.
+    constraints: what nests must satisfy inside of a node.
     """
     check(arch, "pipelined")
-    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), interval_limit)
+    nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
+    g = PipelineSearch(arch, workload, objective, weights, nodes, interval_limit)
     max_stages, kapla_stages = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
     pipeline_tiles = PIPELINE_TILES if temporal else NO_SHARED_LOOP
     ranges = [r for r in ranges_of(g, max_stages, pipeline_tiles) if fits(g, r)]
