@@ -26,7 +26,7 @@ from dse.frontend import tables
 from dse.sim.einsum.evaluate import Solution, objective_value, percent
 from dse.sim.fronts import Objective
 from dse.solve.kapla.published import published
-from dse.solve.options import PIPELINED_SCHEDULES
+from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions
 from dse.solve.schedules.pipeline import pipelined
 from hw import machine
 from hw.arch import Arch
@@ -129,10 +129,11 @@ def _asked(
     begun = time.process_time()
     end = int(begun + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (end, end))
+    rules = SolverOptions().constraints  # those of the machine
     found = (
-        pipelined(arch, workload, objective, weights)
+        pipelined(arch, workload, objective, weights, constraints=rules)
         if method == "pipelined"
-        else published(arch, workload, method, objective, weights, beam=kept)
+        else published(arch, workload, method, objective, weights, beam=kept, constraints=rules)
     )
     there.send((found if isinstance(found, Solution) else str(found), time.process_time() - begun))
 
@@ -267,6 +268,7 @@ def pruned(networks: Sequence[str], limit: float) -> None:
     arch, rows = machine.load_arch("kapla_multi"), []
     for name in networks:
         schemes, left = SCHEMES[name]
+        name = name.replace("mlp_m", "mlp_l")  # the one whose schemes are 784 (`python -m bench.nn_dataflow`)
         paper = f"{schemes} -> {left}, {percent(1 - left / schemes)}"
         found, _ = solved("kapla", name, arch, limit)
         if not isinstance(found, Solution) or not found.pruned:
@@ -307,6 +309,12 @@ def main() -> None:
     parser.add_argument(
         "--networks", default=",".join(NETWORKS), help="rows of figures and of table6 (%(default)s)"
     )
+    parser.add_argument(
+        "--free",
+        action="store_true",
+        help="figures on kapla_multi and kapla_single, whose PEs may share any ranks, not on kapla_multi_rs "
+        "(row-stationary) and kapla_edge_tpu (systolic)",
+    )
     given = parser.parse_args()
     methods, networks, limit = given.methods.split(","), given.networks.split(","), given.seconds
     for kind, words_given, known in (
@@ -316,7 +324,8 @@ def main() -> None:
     ):
         if strange := [word for word in words_given if word not in known]:
             parser.error(f"{strange[0]} is no {kind}; take {', '.join(known)}")
-    multi, single = (machine.load_arch(name) for name in ("kapla_multi", "kapla_single"))
+    names = ("kapla_multi", "kapla_single") if given.free else ("kapla_multi_rs", "kapla_edge_tpu")
+    multi, single = map(machine.load_arch, names)
     trained = [(name, f"train:net={name.replace(':', ',')}", multi) for name in networks]
     ones = [name.replace("64", "1") for name in networks]
     cases = {

@@ -2,7 +2,7 @@
 component by component.
 
 python -m bench.nn_dataflow [FOLDER]    an environment of its own is made in FOLDER (default: a temporary
-one); minutes
+one); minutes. Beside: which of its pipelined segments have as many schemes as KAPLA's Table VI counts.
 
 nn_dataflow 2.1 (Gao et al., ASPLOS 2017 and 2019) searches layer by layer; each schedule becomes a nest of
 ours: the partition of the nodes, its loops between DRAM and GBUF, the rows and columns of PEs, its loops
@@ -45,6 +45,8 @@ CASES = (
 # by which its energy of a layer is above ours (docs/evidence/exchange.md)
 TERMS = ("fills and drains", "diagonals", "bus", "first sums", "kept", "pinned", "cycles")
 EXACT = 1e-9
+# schemes of a segment before pruning; of the other two networks it ships none, or none with so few stages
+TABLE_VI = {"mlp_l": 784, "lstm_gnmt": 70, "alex_net": 700, "vgg_net": 7, "resnet50": 63}
 RANKS = "knm"  # of a layer's loops: input channels, output channels, batch
 # a tensor's loops, in the order in which nn_dataflow lists tensors
 USES = {"W": (0, 1), "in": (0, 2), "out": (1, 2)}
@@ -350,7 +352,30 @@ def answered(folder: Path, name: str, units: Sequence[int], batch: int) -> Mappi
     return found
 
 
+def schemes(folder: Path) -> None:
+    """Prints the segments of nn_dataflow that have as many schemes as KAPLA's Table VI says of a network."""
+    driver = Path(__file__).parent / "peers" / "nn_dataflow_schemes.py"
+    command = [python_of("nn_dataflow", folder), "-W", "ignore", driver, "64", "4", *TABLE_VI]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = []
+    for name, segments in map(json.loads, printed.splitlines()):
+        equal = [(s, symbols) for s, symbols in segments if prod(symbols.values()) == TABLE_VI[name]]
+        stages, symbols = equal[0] if equal else ([], {})
+        rows.append(
+            (
+                name,
+                str(TABLE_VI[name]),
+                f"{len(equal)} of {len(segments)}",
+                ", ".join(" ".join(stage) for stage in stages),
+                " x ".join(f"{n} {key}" for key, n in symbols.items()),
+            )
+        )
+    heads = ("network", "Table VI", "segments with so many", "stages of the first", "schemes")
+    tables.print_table(heads, rows, "schemes of a segment, batch 64, 16 x 16 nodes, at most four stages")
+
+
 def main(folder: Path) -> None:
+    schemes(folder)
     for name, units, batch in CASES:
         widths = "-".join(map(str, units))
         rows = [

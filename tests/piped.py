@@ -24,9 +24,10 @@ from dse.sim.fronts import Objective
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
-from dse.solve.schedules.pipeline import pipelined
+from dse.solve.options import SolverOptions
 from dse.solve.schedules.segments import PipelineSearch
 from dse.solve.schedules.stages import Nodes
+from dse.solve.solve import solve
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.enumerated_pipelines import enumerated, small
 from tests.enumeration import mappings, size
@@ -315,6 +316,15 @@ def drawn(rng: Random, arch: Arch, workload: Workload) -> Schedule:
     return Schedule(tuple(segments))
 
 
+def answer(
+    arch: Arch, workload: Workload, objective: Objective, weights: str = "streamed"
+) -> Solution | Infeasible:
+    """The answer that networks get."""
+    options = SolverOptions(objective=objective, schedule="pipelined", weights=weights, gap=0.0)  # type: ignore[arg-type]
+    found = solve(arch, workload, options)
+    return found if isinstance(found, Infeasible) else found[0]
+
+
 def cheaper(seed: int, tries: int) -> tuple[str, int]:
     """A schedule of the space that is cheaper than the gap of an answer allows, on a machine that leaks, by
     energy or cycles; and how many were priced.
@@ -325,7 +335,7 @@ def cheaper(seed: int, tries: int) -> tuple[str, int]:
         arch, levels=(replace(arch.levels[0], leak_mw=rng.choice([1.0, 20.0, 400.0])), *arch.levels[1:])
     )
     objective: Objective = rng.choice(["energy", "latency"])  # type: ignore[assignment]
-    found = pipelined(arch, workload, objective)
+    found = answer(arch, workload, objective)
     if isinstance(found, Infeasible):
         return "", 0
     best, many = (
@@ -385,7 +395,7 @@ def _against(
     one.
     """
     try:
-        found = pipelined(arch, workload, objective, weights)
+        found = answer(arch, workload, objective, weights)
     except Violated as fault:
         return Compared(f"{name}: {fault}")
     if isinstance(found, Infeasible):

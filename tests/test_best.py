@@ -9,16 +9,17 @@ import pytest
 
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import covers
-from dse.sim.einsum.evaluate import Solution, objective_value
+from dse.sim.einsum.evaluate import Solution, no_progress, objective_value
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import UNTIMED
 from dse.solve.options import SolverOptions
 from dse.solve.schedules.best import best
 from dse.solve.schedules.fusible_segments import fusing_schedules
-from dse.solve.solve import solve
+from dse.solve.solve import _at_most_unfused, _unfused_below, solve
 from hw import machine
 from hw.arch import Arch
 from hw.space import override
+from tests.amount import some
 from workloads import catalog
 from workloads.graph import Workload
 
@@ -47,7 +48,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     ("arch", "workload", "objective", "winner"),
     [
         (CLUSTERS, CG, "energy", "residency"),
-        (NODES, MLP, "energy", "unfused"),
+        (NODES, MLP, "energy", "pipelined"),
         (A2S, catalog.load("spmm_chain:rows=24,nnz=90,n=2,length=2,matrix="), "latency", "residency"),
     ],
     ids=["clusters", "nodes", "one level"],
@@ -70,6 +71,64 @@ def test_best_is_no_dearer_than_any_other_solver(
     assert found.space.beside
     if found.schedule:
         assert not faults(arch, workload, found.schedule)
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    some(
+        [
+            ("simba", "mlp_s"),
+            ("gogeta_clusters", "mlp_s"),
+            ("kapla_single", "mlp_s"),
+            ("kapla_multi_4x4", "mlp_s:batch=1"),
+            ("kapla_multi", "mlp_s:batch=1"),
+            ("kapla_multi_4x4", "lstm:inputs=8,hidden=8,layers=1"),
+            ("simba", "alexnet:image=67,classes=10"),
+            ("gogeta_clusters", "squeezenet:image=32,classes=10"),
+            ("kapla_single", "mobilenet_v1:image=32,width=25,classes=10"),
+        ],
+        *range(3),
+    ),
+)
+@pytest.mark.parametrize("objective", some(["energy", "latency", "edp"], 0))
+def test_pipelines_cost_no_more_than_kapla_or_unfused_mappings(
+    name: str, network: str, objective: str
+) -> None:
+    arch, workload = machine.load_arch(name), catalog.load(network)
+    costs = {
+        schedule: objective_value(objective, one.energy_pj, one.latency_cycles)
+        for schedule in ("kapla", "unfused", "pipelined", "best")
+        for one in [solved(arch, workload, schedule, objective)]
+    }
+    assert costs["pipelined"] <= min(costs["kapla"], costs["unfused"]) * (1 + 1e-12)
+    assert costs["best"] <= costs["pipelined"] * (1 + 1e-12)
+
+
+def test_the_answer_says_whose_it_is() -> None:
+    """On these machines unfused mappings are cheaper than all pipelines, alone or between segments."""
+    found = solved(NODES, catalog.load("mlp_s:batch=1"), "pipelined")
+    assert "taken: segments and unfused mappings" in found.certificate
+    assert solved(CLUSTERS, CG, "best").certificate.startswith("taken: the residency schedule; ")
+
+
+@pytest.mark.parametrize("most", [0.999, 1.0, 1.001])
+def test_unfused_mappings_are_asked_while_they_may_cost_less(most: float) -> None:
+    """Bounds of einsums that are not mapped yet leave nothing out."""
+    cost = solved(NODES, MLP, "unfused").energy_pj
+    found = _unfused_below(NODES, MLP, SolverOptions(schedule="pipelined"), no_progress, most * cost)
+    assert found is None if most <= 1 else found and found.energy_pj == cost
+
+
+def test_energy_x_delay_of_a_fused_schedule_is_at_most_that_of_unfused_mappings() -> None:
+    options = SolverOptions(schedule="fused", objective="edp")
+    fused = solved(A2S, MLP, "fused", "edp")
+    dearer = replace(fused, energy_pj=2 * fused.energy_pj, optimality_gap=3.0)
+    answer = _at_most_unfused([dearer], A2S, MLP, options, no_progress)
+    assert isinstance(answer, list)
+    (found,) = answer
+    unfused = solved(A2S, MLP, "unfused", "edp")
+    assert found.energy_pj * found.latency_cycles == unfused.energy_pj * unfused.latency_cycles
+    assert found.optimality_gap < dearer.optimality_gap
 
 
 def test_the_gap_is_that_to_the_bound_of_the_space_that_is_named() -> None:

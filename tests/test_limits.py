@@ -298,7 +298,6 @@ def test_infeasible_names_the_rules_that_exclude_every_mapping(
     [
         ({"schedule": "fused"}, "solver.schedule = fused does not obey the rules of `solver.mapping`"),
         ({"schedule": "best"}, "solver.schedule = best"),
-        ({"schedule": "kapla"}, "solver.schedule = kapla"),
         ({"schedule": "gogeta"}, "solver.schedule = gogeta"),
         ({"schedule": "residency"}, "solver.schedule = residency"),
         ({"mapper": "cost_descending"}, "solver.mapper = cost_descending"),

@@ -12,21 +12,25 @@ from random import Random
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.frontend import api, cli
-from dse.mapping.nest import Infeasible, Mapping
+from dse.mapping.constraints import Constraints, Limit
+from dse.mapping.nest import Infeasible, Loop, Mapping
+from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution, Violated, objective_value
+from dse.sim.einsum.limits import broken
 from dse.solve import solve
 from dse.solve.kapla.published import _scheme, options, published, spread_over_nodes
 from dse.solve.options import SolverOptions
 from dse.solve.schedules import pipeline, segments, stage_bounds
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, shapes, tiles
+from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, node_of, shapes, tiles
 from hw import machine
-from hw.arch import Arch
+from hw.arch import Arch, read_rules
 from tests.amount import FULL, amount, some
 from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
@@ -653,6 +657,105 @@ def test_published_methods_find_schedules_and_say_what_they_left_out(
         whole = pipelined(MULTI, NETWORK, "energy", weights)
         assert isinstance(whole, Solution)
         assert whole.energy_pj <= found.energy_pj * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", some(["energy", "latency", "edp"], 0))
+def test_exhaustive_search_costs_no_more_than_the_published_one(
+    objective: segments.Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the exact mapper of a node ends with the first nest it places."""
+    monkeypatch.setattr("dse.solve.kapla.published.ALL_TILE_COUNTS", (8,))
+    monkeypatch.setattr("dse.solve.schedules.stages.SEARCH_BUDGET", 3)
+    own, other = (published(MULTI, NETWORK, name, objective) for name in ("kapla-exhaustive", "kapla"))
+    assert isinstance(own, Solution)
+    assert isinstance(other, Solution)
+    costs = [objective_value(objective, one.energy_pj, one.latency_cycles) for one in (own, other)]
+    assert costs[0] <= costs[1] * (1 + 1e-12)
+
+
+CONVOLVED = Workload(
+    "convolved",
+    (
+        einsum(
+            "A[k,p,q] += X[c,p+r,q+s] * W[k,c,r,s]", {"k": 8, "p": 4, "q": 4, "c": 4, "r": 3, "s": 3}, "a"
+        ),
+        einsum("B[n,p,q] += A[k,p,q] * V[n,k]", {"n": 8, "p": 4, "q": 4, "k": 8}, "b"),
+    ),
+    frozenset({"W", "V"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "method"),
+    some(
+        [
+            (name, options, method)
+            for name, options in (
+                ("kapla_multi_rs", {}),
+                ("kapla_edge_tpu", {}),
+                ("kapla_multi_4x4", {"dataflow": "row_stationary"}),
+            )
+            for method in ("pipelined", "kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing")
+        ],
+        *(1, 5, 11),
+    ),
+)
+def test_nests_of_nodes_keep_the_rules_of_the_array(
+    name: str, options: dict[str, str], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row-stationary and systolic arrays, by rules of a machine or a dataflow; without them some are broken,
+    or nothing is lost.
+    """
+    for of, fewer in (("RANDOM_MAPPINGS", 8), ("ANNEALING_ROUNDS", (1, 8)), ("ALL_TILE_COUNTS", (2,))):
+        monkeypatch.setattr(f"dse.solve.kapla.published.{of}", fewer)
+    arch = machine.load_arch(name)
+    given = SolverOptions(schedule=method, **options)  # type: ignore[arg-type]
+    own, free = (
+        solve.solve(one, CONVOLVED, some_options)
+        for one, some_options in ((arch, given), (replace(arch, mapping=()), replace(given, dataflow="free")))
+    )
+    assert isinstance(own, list)
+    assert isinstance(free, list)
+
+    def broken_by(found: Solution) -> list[str]:
+        turns = sequential(CONVOLVED, {c.name: c.mapping for c in found.einsums})
+        schedule = found.schedule or turns
+        nests = {b.einsum: b.mapping for segment in schedule.segments for b in segment.branches}
+        rules = {e.name: given.constraints(e, node_of(arch)) for e in CONVOLVED.einsums}
+        return [line for e in CONVOLVED.einsums for line in broken(rules[e.name], nests[e.name], e, arch)]
+
+    assert not broken_by(own[0])
+    assert broken_by(free[0]) or method != "pipelined" or own[0].energy_pj == free[0].energy_pj
+    if method == "pipelined":
+        assert own[0].energy_pj >= free[0].energy_pj / (1 + free[0].optimality_gap) * (1 - 1e-9)
+        assert own[0].space
+        assert any(one.rules or one.dataflow == "row_stationary" for one in own[0].space.mappings)
+
+
+def test_nodes_are_asked_once_per_rule() -> None:
+    """Equal parts of two einsums, of which a rule names one."""
+
+    limits = tuple(Limit("spatial", at, rank, 1, 1, "") for at in "YX" for rank in "mn")
+    nodes = Nodes(MULTI, rules={"a": Constraints(limits=limits)})
+    nests = [
+        stage.nest
+        for name in "ab"
+        for e in [einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 8, "n": 8, "k": 4}, name)]
+        if (stage := nodes.stage(e, {}, StageContext(), "energy"))
+    ]
+    spatial = [{n.rank for n in nest.nodes if isinstance(n, Loop) and n.over} for nest in nests]
+    assert not spatial[0] & {"m", "n"}
+    assert spatial[1] & {"m", "n"}
+
+
+@pytest.mark.parametrize(
+    "rule", ["{at: ny, ranks: [m]}", "{at: dram, factors: {m: 1}}", "{utilization: 0.5}"]
+)
+def test_rules_outside_of_nodes_are_refused_in_one_line(rule: str) -> None:
+    rules = read_rules([yaml.safe_load(rule)])
+    options = SolverOptions(schedule="pipelined", mapping=rules)
+    with pytest.raises(ValueError, match=r"does not go with solver.schedule = pipelined, .*\(regf, y, x\)"):
+        solve.solve(MULTI, CHAIN, options)
 
 
 def test_what_cannot_fit_falls_and_nothing_that_does() -> None:

@@ -266,7 +266,7 @@ PIPES = Space(
     tiles=(8, 64),
     node_ranks=2,
     waste=1.25,
-    beside=("KAPLA's schedules", "unfused mappings of small einsums"),
+    beside=("KAPLA's schedules", "unfused mappings"),
 )
 
 

@@ -166,12 +166,14 @@ SOLVER: Meanings = {
     "factors": ("", "of the mapper optimal: which tile sizes are tried; dse list solvers"),
     "dataflow": (
         "",
-        "of the mapper optimal: what is stationary in the PEs of an array; row_stationary: rows of a window "
+        "of the mapper optimal, also inside of nodes (schedules pipelined and kapla): what is stationary in "
+        "the PEs of an array; row_stationary: rows of a window "
         "on an array of two dimensions; einsums without such a tensor are mapped without this constraint",
     ),
     "mapping": (
         "",
-        "of the mapper optimal, schedule unfused: rules that mappings keep, as in a machine file "
+        "of the mapper optimal, schedules unfused, pipelined and kapla (rules inside of a node's array): "
+        "rules that mappings keep, as in a machine file "
         "(mapping[].at and the keys after it), beside the machine's own",
     ),
     "gap": (

@@ -54,7 +54,8 @@ class SolverOptions:
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
-    # mapper optimal, schedule unfused: rules for mappings, beside the machine's own
+    # mapper optimal, schedule unfused; rules inside of a node also with PIPELINED_SCHEDULES: rules for
+    # mappings, beside the machine's own
     mapping: Annotated[Rules, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = ()
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
     # Schedules unfused and fused, in studies: machines share mappings (those of one family, `Arch.family`) or
@@ -154,14 +155,14 @@ class SolverOptions:
         are none. Searches that do not obey rules refuse them.
         """
         key = "solver.mapping" if self.mapping else "mapping" if rules_of_machine else ""
-        others = {
-            "schedule": "unfused",
-            "mapper": "optimal",
-            "tiling": "mapper",
-            "layout": "row_major",
-            "sharing_gap": 0.0,
+        taken: dict[str, Sequence[object]] = {
+            "schedule": ("unfused", *PIPELINED_SCHEDULES),
+            "mapper": ("optimal",),
+            "tiling": ("mapper",),
+            "layout": ("row_major",),
+            "sharing_gap": (0.0,),
         }
-        wrong = [name for name, needed in others.items() if getattr(self, name) != needed]
+        wrong = [name for name, values in taken.items() if getattr(self, name) not in values]
         if self.factors == "imperfect":
             wrong.append("factors")
         if not key or not wrong:
@@ -169,5 +170,5 @@ class SolverOptions:
         fix = "take imperfect_spatial" if wrong[0] == "factors" else "leave it out"
         return (
             f"solver.{wrong[0]} = {getattr(self, wrong[0])} does not obey the rules of `{key}`: the mapper "
-            f"optimal does, for unfused schedules; {fix}, or leave the rules out"
+            f"optimal does, for unfused and pipelined schedules and KAPLA's; {fix}, or leave the rules out"
         )

@@ -44,6 +44,7 @@ from dse.sim.einsum.evaluate import (
     Solution,
     certificate_text,
     einsum_cost,
+    lower_bound,
     no_progress,
     objective_value,
     relative_gap,
@@ -66,7 +67,7 @@ from dse.solve.layouts.layouts import (
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
-from dse.solve.schedules.fusible_segments import fusing_schedules
+from dse.solve.schedules.fusible_segments import fusing_schedules, has_nodes
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_fronts import SharedFronts, find_shared_fronts
 from dse.solve.sharing.shared_mappings import (
@@ -198,6 +199,16 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
             f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
             "banks, and layouts are not searched under rules; leave burst and bank_map out, or the rules"
         )
+    if options.schedule in PIPELINED_SCHEDULES and has_nodes(arch):
+        inner = [level.name for level in arch.levels[2:]]
+        inner += [name for f in arch.fanouts[1:] for name, _ in f.dims]
+        for rule in (*arch.mapping, *options.mapping):
+            if rule.at.upper() not in inner:
+                raise ValueError(
+                    f"mapping: a rule at {rule.at.lower() or 'the machine (utilization)'} does not go with "
+                    f"solver.schedule = {options.schedule}, which obeys rules inside of a node's array "
+                    f"({', '.join(name.lower() for name in inner)}); leave it out"
+                )
     _check_names(arch, workload, options)
     for group in unique(workload):
         first, *others = (e for e in workload.einsums if e.name in group.names)
@@ -269,7 +280,7 @@ def solve_schedule(
     ):
         return overflow
     found = _search_schedule(arch.unbounded(), workload, options, progress)
-    if options.objective == "edp" and options.schedule in ("fused", "pipelined"):
+    if options.objective == "edp" and options.schedule == "fused":
         found = _at_most_unfused(found, arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (overflow := _outermost_overflow(arch, workload, found[0])) is None:
         return found
@@ -328,6 +339,42 @@ def _with_bound_of(
     return with_certificate(replace(best, left_out=other.left_out), gap, other.space, arch, workload)
 
 
+class _NotBelow(Exception):
+    """Ends the search of unfused mappings: they cost no less than what they are compared with."""
+
+
+def _unfused_below(
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn, most: float
+) -> Solution | None:
+    """Returns the answer of schedule unfused if its objective value is below `most`, else None. Einsums are
+    mapped until their costs, and lower bounds of all others, add up to `most` (for energy x delay: all are).
+    A deadline that has passed leaves the question open: None.
+    """
+    groups = unique(workload)
+    least = [
+        group.occurrences * lower_bound(Problem(arch, group.einsum, options.single_objective))
+        for group in groups
+    ]
+
+    def on_einsum(index: int, one: EinsumCost) -> None:
+        cost = objective_value(options.single_objective, one.energy_pj, one.latency_cycles)
+        least[index] = groups[index].occurrences * cost
+        if sum(least) >= most:
+            raise _NotBelow
+
+    may_be_less = options.objective == "edp" or sum(least) < most
+    if deadline.has_passed() or not may_be_less:
+        return None
+    try:
+        found = cached(arch, workload, replace(options, schedule="unfused"), progress, on_einsum)
+    except _NotBelow:
+        return None
+    if isinstance(found, Infeasible):
+        return None
+    cost = objective_value(options.single_objective, found[0].energy_pj, found[0].latency_cycles)
+    return found[0] if cost < most else None
+
+
 def _at_most_unfused(
     found: list[Solution] | Infeasible,
     arch: Arch,
@@ -336,10 +383,10 @@ def _at_most_unfused(
     progress: ProgressFn,
 ) -> list[Solution] | Infeasible:
     """Returns the unfused schedule if its energy x delay is less than that of `found`. Of unfused schedules
-    the product of the whole workload's sums is searched; the schedules of other searches have of each einsum
-    a mapping of least product.
+    the product of the whole workload's sums is searched; fused ones have of each einsum a mapping of least
+    product.
     """
-    if isinstance(found, Infeasible) or options.weights == "pinned":
+    if isinstance(found, Infeasible):
         return found
     unfused = solve_unfused(arch, workload, replace(options, schedule="unfused"), progress)
     if isinstance(unfused, Infeasible):
@@ -393,7 +440,7 @@ def _search_schedule(
     best: the answer of lowest cost of all solvers that take the machine.
     fused: `schedules.fused`, in layouts of `options.layout`, or GOGETA's schedule where that costs less.
     Raises ValueError on a machine whose memories all narrow or widen elements.
-    PIPELINED_SCHEDULES: `schedules.pipeline` or KAPLA's solvers.
+    PIPELINED_SCHEDULES: `schedules.pipeline`, or the unfused answer where it costs less; KAPLA's solvers.
     CONFIGURATIONS: GOGETA's methods; `options.mapper` maps each einsum, equal einsums once.
     """
     if options.schedule == "best":
@@ -429,11 +476,13 @@ def _search_schedule(
             options.spatial_layer_pipe,
             options.temporal_layer_pipe,
         )
-        pipeline = (
-            pipelined(arch, workload, *pipe_options, options.initiation_interval or math.inf)
-            if options.schedule == "pipelined"
-            else published(arch, workload, options.schedule, *pipe_options, options.seed)
-        )
+        if options.schedule == "pipelined":
+            unfused = partial(_unfused_below, arch, workload, options, progress)
+            limit = options.initiation_interval or math.inf
+            pipeline = pipelined(arch, workload, *pipe_options, limit, unfused, options.constraints)
+        else:
+            method, seed = options.schedule, options.seed
+            pipeline = published(arch, workload, method, *pipe_options, seed, constraints=options.constraints)
         return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
     memo: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
 
@@ -1253,11 +1302,17 @@ def in_layouts(
 
 
 def cached(
-    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    progress: ProgressFn = no_progress,
+    on_einsum: EinsumCallback | None = None,
 ) -> list[Solution] | Infeasible:
     """Returns the answer of `solve` with mappings, gaps and searched spaces cached in $DSE_CACHE. Costs are
     evaluated again. GOGETA's configurations, tiling smaug and answers that a deadline cut short are not
     cached.
+
+    on_einsum: as of `solve_unfused`, where that is called and the machine prices no layouts
     """
     if options.schedule != "unfused":
         return (
@@ -1278,7 +1333,7 @@ def cached(
     if costs:
         return sequential_solution(arch, groups, options, costs)
     missed_before = deadline.missed_count()
-    found = solve_unfused(arch, workload, options, progress)
+    found = solve_unfused(arch, workload, options, progress, on_einsum)
     if isinstance(found, list) and deadline.missed_count() == missed_before:
         rows = [
             {

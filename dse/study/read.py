@@ -310,7 +310,7 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
                 f"solver.{key} = {show(raw[key])} is a choice of solver.schedule: pipelined; take "
                 "that, or leave it out"
             )
-    for key in ("factors", "dataflow", "gap"):
+    for key in ("factors", "gap"):
         if is_pipelined and isinstance(raw, Mapping) and key in raw:
             faults.add(
                 f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for "

@@ -10,6 +10,9 @@ compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
     stage          each prime factor of the rows and columns of nodes cuts the rank that leaves the smallest
                    tiles per node; inside of a node the mapper is cost descending
 
+kapla-exhaustive solves all schemes, nodes by the exact mapper, whose budget may end; what kapla solves for
+less is taken as kapla solves it, so no answer is dearer than that of kapla.
+
 Three things differ from the publication. A stage's region is a rectangle, not a stripe of nodes. Ranks are
 cut over nodes before a node is mapped. The estimates of the upper level are true lower bounds here.
 """
@@ -41,6 +44,7 @@ from dse.solve.schedules.segments import (
     PlacedShape,
     Range,
     best_chain,
+    cheaper,
     check,
     members_of,
     memo_isomorphic,
@@ -54,7 +58,18 @@ from dse.solve.schedules.segments import (
     to_segment,
 )
 from dse.solve.schedules.stage_bounds import time_of
-from dse.solve.schedules.stages import NodeMapper, Nodes, Shape, Stage, StageContext, split_ranks, stage_bits
+from dse.solve.schedules.stages import (
+    ConstraintsOf,
+    NodeMapper,
+    Nodes,
+    Shape,
+    Stage,
+    StageContext,
+    rules_of,
+    split_ranks,
+    stage_bits,
+    unconstrained,
+)
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -110,17 +125,21 @@ def published(
     temporal: bool = True,
     seed: int = 0,
     beam: int | None = None,
+    constraints: ConstraintsOf = unconstrained,
 ) -> Solution | Infeasible:
     """Returns the schedule that a method of METHODS finds. Raises ValueError if the machine has no nodes for
     stages. beam: number of chains instead of the published one; all other arguments as in
-    `pipeline.pipelined`.
+    `pipeline.pipelined`. Of the nests that a mapper of nodes offers those count that keep the constraints.
     """
     check(arch, name)
-    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch))
+    nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
+    g = PipelineSearch(arch, workload, objective, weights, nodes)
     max_einsums, tile_counts = MAX_EINSUMS if spatial else 1, ALL_TILE_COUNTS if temporal else NO_SHARED_LOOP
     ranges = ranges_of(g, max_einsums, tile_counts)
     alone, segment_options, pruned_rows = options(g, ranges, name, seed, beam)
     solution = best_chain(g, alone, segment_options)
+    if name == "kapla-exhaustive":
+        solution = _with_kapla(g, ranges, seed, alone, segment_options, solution)
     if isinstance(solution, Infeasible):
         return solution
     scheme_count, valid_count, solved_count = (
@@ -149,6 +168,29 @@ def published(
     return replace(solution, certificate=assumptions + text, pruned=tuple(pruned_rows), space=searched_space)
 
 
+def _with_kapla(
+    g: PipelineSearch,
+    ranges: Sequence[Range],
+    seed: int,
+    alone: Sequence[Option | None],
+    segment_options: dict[Range, Option],
+    solution: Solution | Infeasible,
+) -> Solution | Infeasible:
+    """Returns the best schedule of the options of kapla-exhaustive and those of kapla, alone and together.
+    The exact mapper of a node ends with its budget, so kapla's nest of a node may cost less.
+    """
+    other_alone, others, _ = options(g, ranges, "kapla", seed)
+    mixed = [cheaper(g, one, other) for one, other in zip(alone, other_alone, strict=True)]
+    segments = {r: one for r in ranges if (one := cheaper(g, segment_options.get(r), others.get(r)))}
+    answers = [solution, best_chain(g, mixed, segments), best_chain(g, other_alone, others)]
+    found = [one for one in answers if isinstance(one, Solution)]
+    return min(
+        found,
+        key=lambda one: objective_value(g.objective, one.energy_pj, one.latency_cycles),
+        default=solution,
+    )
+
+
 def options(
     search: PipelineSearch,
     ranges: Sequence[Range],
@@ -160,7 +202,8 @@ def options(
     how many schemes there are, how many of them are valid, and how many were solved.
     """
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
-    g = replace(search, nodes=Nodes(search.arch, _node_mapper(name, seed)), alone_memo={}, segment_memo={})
+    nodes = replace(search.nodes, node_mapper=_node_mapper(name, seed), memo={}, searches=0)
+    g = replace(search, nodes=nodes, alone_memo={}, segment_memo={})
     alone = solve_alone(g, _alone)
     rng, segment_options, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]

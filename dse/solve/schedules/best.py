@@ -37,7 +37,8 @@ def best(
     answers: by value of `solver.schedule`, at least one of WITH_BOUND
 
     The certificate speaks of one space: that of fused schedules; where that solver has no answer, that of
-    pipelined or of unfused ones. The other solvers stand beside it, and nothing is claimed of theirs.
+    pipelined or of unfused ones. The other solvers stand beside it, and nothing is claimed of theirs; where
+    the answer is one of theirs the certificate says so.
     For latency and energy x delay schedules whose fill and drain stalls are not counted give way to all
     others, if a solver with a bound has counted them.
     """
@@ -55,7 +56,8 @@ def best(
     claimed = found[claimed_name]
     if "unfused" in found:
         claimed = replace(claimed, saved=1 - cost(claimed) / cost(found["unfused"]))
-    chosen = min((claimed, *(one for name, one in found.items() if name != claimed_name)), key=cost)
+    chosen_name = min((claimed_name, *found), key=lambda name: cost(found[name]))
+    chosen = claimed if chosen_name == claimed_name else found[chosen_name]
     lower_bound = cost(claimed) / (1 + claimed.optimality_gap)
     assert claimed.space
     others = tuple(BESIDE[name] for name in found if name != claimed_name)
@@ -73,7 +75,10 @@ def best(
             f"{workload.name} on {arch.name}: lower bound {lower_bound} above the cost {cost(chosen)} "
             f"of\n{chosen.schedule}"
         )
-    return with_certificate(chosen, relative_gap(cost(chosen), lower_bound), space, arch, workload)
+    answer = with_certificate(chosen, relative_gap(cost(chosen), lower_bound), space, arch, workload)
+    if chosen_name == claimed_name:
+        return answer
+    return replace(answer, certificate=f"taken: {BESIDE[chosen_name]}; {answer.certificate}")
 
 
 def _priced_alone(solution: Solution, arch: Arch, workload: Workload, objective: Objective) -> Solution:

@@ -7,9 +7,9 @@ Pipelines).
 3. Regions of a choice are placed side by side, and the evaluator prices the segment.
 4. The best chain of segments and einsums alone is chosen (`segments.best_chain`).
 
-KAPLA's published solver always runs as well. On few nodes, einsums of little work are also mapped without
-pipelining. The best of all is returned. Tests compare small workloads with an enumeration of the whole space
-(`tests/enumerated_pipelines.py`).
+KAPLA's published solver always runs as well. Where the unfused answer costs less than all that, its nests are
+also put between segments. The best of all is returned, so it is no dearer than KAPLA's or the unfused answer.
+Tests compare small workloads with an enumeration of the whole space (`tests/enumerated_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Infeasible, Loop
-from dse.mapping.schedule import Branch, Region, Segment
+from dse.mapping.schedule import Branch, Region, Segment, sequential
 from dse.mapping.searched import Space, mappings_of, tile_counts
 from dse.run import deadline
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
-    Problem,
     Solution,
     Violated,
     certificate_text,
@@ -40,7 +38,7 @@ from dse.sim.einsum.evaluate import (
     relative_gap,
 )
 from dse.sim.fronts import Objective
-from dse.sim.schedule.graph import any_schedule
+from dse.sim.schedule.graph import among_schedules, any_schedule
 from dse.solve.kapla.published import MAX_EINSUMS, options
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
@@ -52,6 +50,7 @@ from dse.solve.schedules.segments import (
     PipelineSearch,
     Range,
     best_chain,
+    cheaper,
     cheapest_placement,
     check,
     fits,
@@ -69,7 +68,16 @@ from dse.solve.schedules.segments import (
     value,
 )
 from dse.solve.schedules.stage_bounds import SharingBounds, by_nodes, minimum_energy, sharing_bounds, time_of
-from dse.solve.schedules.stages import Nodes, Stage, StageContext, own_nest, stage_bits, with_homes
+from dse.solve.schedules.stages import (
+    ConstraintsOf,
+    Nodes,
+    Stage,
+    StageContext,
+    own_nest,
+    rules_of,
+    stage_bits,
+    unconstrained,
+)
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
@@ -109,14 +117,14 @@ REFINED_CHOICES = 6
 # faster nests are not searched if they save less leakage than this share of a stage's energy
 MIN_LEAKAGE_SHARE = 0.03
 REFINED_TILES = 2  # tiles of an einsum that are searched again with a larger budget
-# einsums mapped without pipelining: budget of a search, in nest nodes placed; operations of an einsum at most
-UNPIPELINED_BUDGET, MAX_SMALL_OPS = 12_000, 2**16
-# nodes of a machine, at most, on which small einsums are also mapped without pipelining, and tried on fewer
-# nodes than their share
-FEW_NODES = 16
+# nodes of a machine and operations of an einsum, at most, where stages are also tried on fewer nodes than
+# their share
+FEW_NODES, MAX_SMALL_OPS = 16, 2**16
 # tiles of an einsum alone that are searched; of those, with the same ranks cut
 TILES_ALONE, TILES_PER_RANK_SET = 16, 4
-OTHER_SCHEDULES = "KAPLA's schedules", "unfused mappings of small einsums"  # the schedules of `_others`
+# schedules that the search itself may miss, as certificates call them
+OF_KAPLA, UNFUSED = "KAPLA's schedules", "unfused mappings"
+Unfused = Callable[[float], Solution | None]
 
 
 def pipelined(
@@ -127,15 +135,21 @@ def pipelined(
     spatial: bool = True,
     temporal: bool = True,
     interval_limit: float = inf,
+    unfused: Unfused | None = None,
+    constraints: ConstraintsOf = unconstrained,
 ) -> Solution | Infeasible:
     """Returns the best schedule found. Raises ValueError if the machine has no nodes for stages.
 
     spatial: einsums may run at once, on regions of nodes.
     temporal: segments may run pipeline tile by pipeline tile.
     interval_limit: upper limit of the initiation interval, in cycles.
+    unfused: returns the answer of schedule unfused if its objective value is below a given one, else None.
+        The answer here costs no more, unless weights are pinned or the unfused one exceeds the limit.
+    constraints: what nests must satisfy inside of a node.
     """
     check(arch, "pipelined")
-    g = PipelineSearch(arch, workload, objective, weights, Nodes(arch), interval_limit)
+    nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
+    g = PipelineSearch(arch, workload, objective, weights, nodes, interval_limit)
     max_stages, kapla_stages = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
     pipeline_tiles = PIPELINE_TILES if temporal else NO_SHARED_LOOP
     ranges = [r for r in ranges_of(g, max_stages, pipeline_tiles) if fits(g, r)]
@@ -143,7 +157,7 @@ def pipelined(
         g, ranges_of(g, kapla_stages, ALL_TILE_COUNTS if temporal else NO_SHARED_LOOP)
     )
     alone = [
-        _better(g, one, kapla_option)
+        cheaper(g, one, kapla_option)
         for one, kapla_option in zip(solve_alone(g, _alone), kapla_alone, strict=True)
     ]
     kapla_segments = {
@@ -157,7 +171,7 @@ def pipelined(
         is_over = deadline.has_passed() or g.nodes.searches > searches_before + MAX_NODE_SEARCHES
         if is_over and isomorphism_key(g, r) not in g.segment_memo:
             g.unexplored += 1
-        elif option := _better(
+        elif option := cheaper(
             g,
             memo_isomorphic(g, r, partial(_segment, g, r, alone[r.first : r.last + 1])),
             segment_options.get(r),
@@ -186,17 +200,18 @@ def pipelined(
         f"{g.undominated_stages} of {g.stages_priced} stages left, {g.evaluator_calls} priced"
     )
     searched_space = replace(
-        space(g, max_stages, pipeline_tiles, mappings_of("perfect", arch)), beside=OTHER_SCHEDULES
+        space(g, max_stages, pipeline_tiles, mappings_of("perfect", arch)),
+        beside=(OF_KAPLA, UNFUSED) if unfused else (OF_KAPLA,),
     )
     is_in_space = isinstance(solution, Solution) and _in_bounded_space(g, solution)
+    of_kapla = best_chain(g, kapla_alone, kapla_segments)
+    others = [(OF_KAPLA, of_kapla)] if isinstance(of_kapla, Solution) else []
+    if unfused and weights == "streamed":
+        answers = [one for one in (solution, of_kapla) if isinstance(one, Solution)]
+        turns = unfused(min((_cost(g, one) for one in answers), default=inf))
+        others += _with_unfused(g, alone, segment_options, turns) if turns else []
     return _to_solution(
-        g,
-        solution,
-        _others(g, alone, segment_options, kapla_alone, kapla_segments),
-        _lower_bound(g, lower_bounds),
-        searched_space,
-        effort_text,
-        is_in_space,
+        g, solution, others, _lower_bound(g, lower_bounds), searched_space, effort_text, is_in_space
     )
 
 
@@ -238,45 +253,33 @@ def segments_to_solve(
             yield r
 
 
-def _others(
-    g: PipelineSearch,
-    alone: Sequence[Option | None],
-    segment_options: dict[Range, Option],
-    kapla_alone: Sequence[Option | None],
-    kapla_segments: dict[Range, Option],
-) -> list[Solution]:
-    """Returns schedules that the search itself may miss: KAPLA's published ones (`kapla_alone`,
-    `kapla_segments`), which may fit where cheaper segments do not; and schedules with small einsums mapped
-    without pipelining.
+def _with_unfused(
+    g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option], unfused: Solution
+) -> list[tuple[str, Solution]]:
+    """Returns schedules with einsums mapped as in the unfused answer, with names for certificates: some of
+    them between segments, and that answer itself unless it exceeds the limit.
     """
-    alternatives = [(kapla_alone, kapla_segments)]
-    if any(unpipelined := solve_alone(replace(g, alone_memo={}), _by_mapper)):
-        alternatives += [
-            (
-                [_better(g, one, other) for one, other in zip(alone, unpipelined, strict=True)],
-                segment_options,
-            ),
-            (unpipelined, {}),
-        ]
-    return [
-        found
-        for alone_options, segments in alternatives
-        if isinstance(found := best_chain(g, alone_options, segments), Solution)
-    ]
+    turns = sequential(g.workload, {c.name: c.mapping for c in unfused.einsums})
+    nests = {branch.einsum: branch.mapping for one in turns.segments for branch in one.branches}
+
+    def in_turn(g: PipelineSearch, e: Einsum) -> Option | None:
+        return (
+            None
+            if nests[e.name].non_nest_text
+            else price_of(g, (e,), Segment((Branch(e.name, nests[e.name]),)))
+        )
+
+    unpipelined = solve_alone(replace(g, alone_memo={}), in_turn)
+    mixed = [cheaper(g, one, other) for one, other in zip(alone, unpipelined, strict=True)]
+    found = best_chain(g, mixed, segment_options)
+    schedules = [(f"segments and {UNFUSED}", found)] if isinstance(found, Solution) else []
+    if unfused.initiation_interval_cycles <= g.interval_limit:
+        schedules.append((UNFUSED, among_schedules(unfused, g.arch, g.workload, g.objective)))
+    return schedules
 
 
-def _by_mapper(g: PipelineSearch, e: Einsum) -> Option | None:
-    """Returns the optimum of the exact mapper for a small einsum on few nodes, found as if hops cost nothing
-    and then priced with hops. None for larger einsums and machines.
-    """
-    is_small = g.arch.instances(1) <= FEW_NODES and e.points() <= MAX_SMALL_OPS
-    found = optimal(Problem(g.arch.ideal(), e, g.objective), budget=UNPIPELINED_BUDGET) if is_small else None
-    if not isinstance(found, list):
-        return None
-    nest = with_homes(
-        found[0].mapping, pinned(g, e), g.arch.levels[0].name, [name for name, _ in g.arch.fanouts[0].dims]
-    )
-    return price_of(g, (e,), Segment((Branch(e.name, nest),)))
+def _cost(g: PipelineSearch, solution: Solution) -> float:
+    return objective_value(g.objective, solution.energy_pj, solution.latency_cycles)
 
 
 def _cheapest_chain(
@@ -331,7 +334,7 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     best = priced[0][0] if priced else None
     for _, stage in priced[:2]:
         for shape in stage.shapes[1:REFINED_CHOICES]:
-            best = _better(g, best, price_by_itself(g, e, stage, shape))
+            best = cheaper(g, best, price_by_itself(g, e, stage, shape))
     return best
 
 
@@ -348,7 +351,7 @@ def _refine_chosen(g: PipelineSearch, r: Range, option: Option, alone: Sequence[
     """Returns a segment of the best chain after a closer search: more choices priced, nests searched with a
     larger budget, regions rearranged.
     """
-    refined = _better(g, _segment(g, r, alone, REFINED_CHOICES), option) or option
+    refined = cheaper(g, _segment(g, r, alone, REFINED_CHOICES), option) or option
     return cheapest_placement(g, r, _refine(g, r, refined))
 
 
@@ -403,7 +406,7 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
                 branches = tuple(branch if i == j else b for i, b in enumerate(option.segment.branches))
                 found = price_of(g, einsums, replace(option.segment, branches=branches))
                 option = (
-                    _better(
+                    cheaper(
                         g, found if found and found.initiation_interval <= g.interval_limit else None, option
                     )
                     or option
@@ -441,13 +444,6 @@ def _candidates(
         stage,
         *(fast for objective in ("edp", "latency") if (fast := g.nodes.stage(e, tile, context, objective))),
     ]
-
-
-def _better(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
-    """Returns the option of lower objective value, None if there is none."""
-    return min(
-        (option for option in (one, other) if option), key=lambda option: value(g, option), default=None
-    )
 
 
 def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
@@ -601,7 +597,7 @@ def _segment(
                 break
             if regions := place_regions(g, choice):
                 found = price_of(g, einsums, to_segment(g, r, einsums, choice, regions, contexts))
-                best = _better(
+                best = cheaper(
                     g, found if found and found.initiation_interval <= g.interval_limit else None, best
                 )
                 priced = priced + 1
@@ -872,37 +868,40 @@ def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
 def _to_solution(
     g: PipelineSearch,
     solution: Solution | Infeasible,
-    others: Sequence[Solution],
+    others: Sequence[tuple[str, Solution]],
     space_bound: float,
     searched_space: Space,
     effort_text: str,
     is_in_space: bool = True,
 ) -> Solution | Infeasible:
     """Returns the best schedule of a search and of `others`, with its optimality gap to the searched space.
+    The certificate names that of `others` which was taken.
     space_bound: lower bound of that space; is_in_space: whether `solution` lies in it.
     """
-
-    def cost(one: Solution) -> float:
-        return objective_value(g.objective, one.energy_pj, one.latency_cycles)
-
-    if isinstance(solution, Solution) and space_bound > cost(solution) * (1 + ROUNDING_GAP) and is_in_space:
+    if (
+        isinstance(solution, Solution)
+        and space_bound > _cost(g, solution) * (1 + ROUNDING_GAP)
+        and is_in_space
+    ):
         raise Violated(
-            f"{g.workload.name} on {g.arch.name}: lower bound {space_bound} above the cost {cost(solution)} "
-            f"of\n{solution.schedule}"
+            f"{g.workload.name} on {g.arch.name}: lower bound {space_bound} above the cost "
+            f"{_cost(g, solution)} of\n{solution.schedule}"
         )
     if isinstance(solution, Infeasible) and not others:
         return solution
     # the schedule of the search where costs are equal
-    best = min((one for one in (solution, *others) if isinstance(one, Solution)), key=cost)
-    gap = min(relative_gap(cost(best), space_bound), best.gap_to_bound)
+    own = [("", solution)] if isinstance(solution, Solution) else []
+    name, best = min([*own, *others], key=lambda one: _cost(g, one[1]))
+    gap = min(relative_gap(_cost(g, best), space_bound), best.gap_to_bound)
     gap = gap if gap > ROUNDING_GAP else 0.0
     assumptions = "; ".join(
         part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage"))
     )
     # a schedule of `others` may lie outside of the space, below its lower bound
-    is_above_bound = best is solution and cost(best) >= space_bound * (1 - ROUNDING_GAP)
+    is_above_bound = best is solution and _cost(g, best) >= space_bound * (1 - ROUNDING_GAP)
+    taken = f", taken: {name}" if name else ""
     text = certificate_text(
-        f"{gap_in_space_text(gap, is_above_bound)} ({effort_text})",
+        f"{gap_in_space_text(gap, is_above_bound)} ({effort_text}{taken})",
         best.gap_to_bound,
         any_schedule(g.workload, g.weights == "pinned"),
         searched_space,

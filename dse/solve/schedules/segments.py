@@ -21,9 +21,10 @@ from typing import Literal, NamedTuple
 
 from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapping.classes import reads_as_written
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename
-from dse.mapping.searched import Mappings, Space, tile_counts
+from dse.mapping.searched import Mappings, Space, encoded, mappings_of, tile_counts
 from dse.mapping.trips import trips
 from dse.sim.counts.actions import bits_of
 from dse.sim.einsum.evaluate import Solution, objective_value
@@ -183,9 +184,15 @@ def ranges_of(
 
 
 def space(g: PipelineSearch, max_einsums: int, pipeline_tiles: Sequence[int], mappings: Mappings) -> Space:
-    """Returns the searched space: segments of `ranges_of`, with `mappings` on each node."""
+    """Returns the searched space: segments of `ranges_of`, with `mappings` on each node, under the
+    constraints of each einsum.
+    """
     weights: Literal["loaded", "pinned"] = "pinned" if g.weights == "pinned" else "loaded"
-    found = Space((mappings,), "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
+    rules = [mappings_of("perfect", g.arch, g.nodes.rules.get(e.name, FREE)) for e in g.workload.einsums]
+    ruled = (replace(mappings, dataflow=one.dataflow, rules=one.rules) for one in rules)
+    own = {encoded(one): one for one in ruled}
+    distinct = tuple(own[key] for key in sorted(own))
+    found = Space(distinct, "given", weights=weights, node_ranks=NODE_RANKS, waste=WASTE)
     if max_einsums < 2:
         return found
     return replace(
@@ -522,6 +529,12 @@ def repeat_option(option: Option, n: int) -> Option:
 def value(g: PipelineSearch, option: Option) -> float:
     """Returns the objective value of an option."""
     return objective_value(g.objective, option.energy, option.latency)
+
+
+def cheaper(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
+    """Returns the option of lower objective value, the first of equal ones; None if there is none."""
+    found = (option for option in (one, other) if option)
+    return min(found, key=lambda option: value(g, option), default=None)
 
 
 def best_chain(

@@ -14,13 +14,13 @@ only rank nests; the evaluator prices the schedule that is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, log2, prod
 
 from dse.mapper.exact.search import search, supports
-from dse.mapping.constraints import Constraints
+from dse.mapping.constraints import FREE, Constraints
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
 from dse.mapping.schedule import rename
 from dse.mapping.searched import windowed_ranks
@@ -28,6 +28,7 @@ from dse.sim.counts.actions import bits_of
 from dse.sim.counts.counts import counted, footprints, tile_bits, tile_words
 from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, evaluate_unfused, objective_value
+from dse.sim.einsum.limits import broken
 from dse.solve.schedules.nests import IN_SEGMENT
 from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
@@ -182,6 +183,24 @@ def min_tensor_bits(e: Einsum, arch: Arch) -> dict[str, int]:
 
 
 NodeMapper = Callable[[Problem], list[Mapping]]  # a mapper of one node: returns candidate nests
+ConstraintsOf = Callable[[Einsum, Arch], Constraints]  # what mappings of an einsum on a machine must satisfy
+
+
+def unconstrained(_e: Einsum, _arch: Arch) -> Constraints:
+    """Returns no constraints."""
+    return FREE
+
+
+def rules_of(arch: Arch, einsums: Sequence[Einsum], constraints: ConstraintsOf) -> dict[str, Constraints]:
+    """Returns what nests of a node must satisfy, by name of the einsum. Roles of ranks depend on sizes, so
+    they are those of whole einsums, not of what one node computes.
+    """
+    return {e.name: constraints(e, node_of(arch)) for e in einsums}
+
+
+def node_of(arch: Arch) -> Arch:
+    """Returns the machine that is one node of `arch`, below the same main memory, without leakage."""
+    return replace(arch.without("leakage"), fanouts=arch.fanouts[1:])
 
 
 @dataclass(slots=True)
@@ -191,6 +210,7 @@ class Nodes:
     arch: Arch
     # mapper of a node; None: the exact one, which is also called if `node_mapper` offers no nest that fits
     node_mapper: NodeMapper | None = None
+    rules: dict[str, Constraints] = field(default_factory=dict)  # `rules_of`; FREE of einsums not named
     # (einsum of one node, its best nest or None) by einsum, context, free bits, price and objective
     memo: dict[tuple[object, ...], tuple[Einsum, EinsumCost | None]] = field(default_factory=dict)
     searches: int = 0  # searches so far
@@ -228,12 +248,14 @@ class Nodes:
         homes = frozenset(
             tensors.index(t) for t in (*context.pinned, *([e.output.tensor] if context.forwards else []))
         )
-        key = (canonical_key(part), homes, free_bits, price, objective, thorough)
+        # rules name ranks and tensors, so only einsums with equal names share nests under any
+        rules = self.rules.get(e.name, FREE)
+        key = (canonical_key(part), homes, free_bits, price, objective, thorough, rules)
         if key not in self.memo:
             self.memo[key] = (
                 part,
                 self._search(
-                    part, frozenset(tensors[i] for i in homes), free_bits, price, objective, thorough
+                    part, frozenset(tensors[i] for i in homes), free_bits, price, objective, thorough, rules
                 ),
             )
         solved_einsum, found = self.memo[key]
@@ -312,8 +334,9 @@ class Nodes:
         price: float,
         objective: str,
         thorough: bool,
+        rules: Constraints,
     ) -> EinsumCost | None:
-        """Returns the best nest found for a node by itself, None if none fits.
+        """Returns the best nest found for a node by itself that keeps the rules, None if none fits.
 
         During the search the network energy of a word that enters a PE is added to the write energy of the
         level that receives it. Sums that leave PEs are not charged. So if a nest unrolls summed ranks, the
@@ -333,7 +356,7 @@ class Nodes:
             replace(node_levels[1], capacity_bits=free_bits),
             *node_levels[2:],
         )
-        node = replace(arch.without("leakage"), levels=node_levels, fanouts=arch.fanouts[1:])
+        node = replace(node_of(arch), levels=node_levels)
         network_pj = [
             sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v)
             for v, level in enumerate(node_levels)
@@ -352,16 +375,23 @@ class Nodes:
             if extra_pj
             for t in may_keep(part, level)
         )
-        constraints = Constraints(
-            homes=tuple(sorted((t, node_levels[1].name) for t in homes)), must_keep=must_keep, name="a node"
+        constraints = replace(
+            rules,
+            homes=tuple(sorted((t, node_levels[1].name) for t in homes)),
+            must_keep=(*rules.must_keep, *must_keep),
+            name="a node",
         )
+
+        def kept(nests: Iterable[Mapping]) -> list[Mapping]:
+            return [nest for nest in nests if rules == FREE or not broken(rules, nest, part, node)]
+
         if self.node_mapper:
             candidates = [
                 with_homes(nest, homes, outer.name)
                 for nest in self.node_mapper(Problem(search_arch, part, objective, IN_SEGMENT))
                 if homes <= _tensors_at(nest, node_levels[1].name)
             ]
-            if best := _cheapest(Problem(node, part, objective, IN_SEGMENT), candidates, homes):
+            if best := _cheapest(Problem(node, part, objective, IN_SEGMENT), kept(candidates), homes):
                 return best
         nests = []
         for machine in (
@@ -379,7 +409,7 @@ class Nodes:
                 for n in nest.nodes
             ):
                 break
-        return _cheapest(Problem(node, part, objective, IN_SEGMENT), nests, homes)
+        return _cheapest(Problem(node, part, objective, IN_SEGMENT), kept(nests), homes)
 
 
 def _tensors_at(nest: Mapping, level: str) -> set[str]:
