@@ -15,7 +15,7 @@ import networkx as nx
 import pytest
 
 import dse
-from dse.frontend import check
+from dse.frontend import listings
 from tests.prove.__main__ import PARTS
 
 pytestmark = pytest.mark.xdist_group("layers")
@@ -178,7 +178,7 @@ def loaded_by(command: Sequence[str], names: Sequence[str], folder: Path = ROOT)
 def test_a_command_loads_no_more_than_it_needs(command: str, needed: tuple[str, ...]) -> None:
     """Start-up is short because of it."""
     if command in ("list solvers", "list workloads"):
-        check.listing(command.split()[1])  # in $DSE_CACHE from now on
+        listings.listing(command.split()[1])  # in $DSE_CACHE from now on
     rest = [name for name in ("hw", "workloads", "numpy", *HEAVY) if name not in needed]
     assert loaded_by(command.split(), rest) == []
 

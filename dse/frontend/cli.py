@@ -110,12 +110,12 @@ def _plain(line: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from dse.frontend import check
+    from dse.frontend import plausible
     from dse.study import study as studies
 
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
-    for line in check.space_lines(study.space):
+    for line in plausible.space_lines(study.space):
         print(_plain(line), file=sys.stderr)
     if args.dry_run:
         print(f"{study.name}: {study.space.size} machines in the space; solving a few", file=sys.stderr)
@@ -593,12 +593,12 @@ def _values(found: pa.Table, at: int) -> list[object]:
 
 def _show(args: argparse.Namespace) -> int:
     from dse.explain import values
-    from dse.frontend import answers, check
+    from dse.frontend import answers, plausible
     from dse.mapping.nest import Infeasible
 
     run = _open(args)
     point = run.show(args.point, args.schedule)
-    for line in check.lines_of_machine(run.study.space, point.machine):
+    for line in plausible.lines_of_machine(run.study.space, point.machine):
         print(_plain(line), file=sys.stderr)
     solved = [point.given_schedule] if point.given_schedule else point.solutions
     if args.export:
@@ -722,9 +722,9 @@ def _map(args: argparse.Namespace) -> int:
         shorten=_shorter(sets),
     )
     _warn(mapped.workload)
-    from dse.frontend import check
+    from dse.frontend import plausible
 
-    for line in check.lines_not_shipped(api.machine_with(args.machine, sets), mapped.arch):
+    for line in plausible.lines_not_shipped(api.machine_with(args.machine, sets), mapped.arch):
         print(_plain(line), file=sys.stderr)
     return _print_mapped(mapped, args)
 
@@ -1087,9 +1087,9 @@ def _list(args: argparse.Namespace) -> int:
     header: Sequence[str] = ("what", "lists")
     rows: list[tuple[Any, ...]] = list(arguments.LISTINGS.items())
     if args.what:
-        from dse.frontend import check
+        from dse.frontend import listings
 
-        header, rows = check.listing(args.what)
+        header, rows = listings.listing(args.what)
     if args.format == "table":
         if args.what == "keys" and tables.terminal_width() < WIDE_KEYS:
             header, rows = _narrow_keys(header, rows)

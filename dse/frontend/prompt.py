@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import db
-from dse.frontend import check, tables
+from dse.frontend import listings, tables
 
 ROWS = 40  # rows of an answer that are shown at most, until .rows says otherwise
 MAX_HISTORY = 1000  # lines that are kept between sessions
@@ -148,7 +148,7 @@ def _macro_rows(macro: str) -> Iterator[tuple[str, str, str]]:
 
 def _schema(views: Sequence[str], columns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yields (view, column, type, unit, meaning); unit and meaning are "" for parameters of the study."""
-    listed = check.listing("columns")[1]
+    listed = listings.listing("columns")[1]
     meaning_of = {(table, name): (unit, meaning) for table, name, _, unit, meaning in listed}
     meaning_in_any_view = {name: words for (_, name), words in meaning_of.items()}
     for one in columns:
