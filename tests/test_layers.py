@@ -186,17 +186,17 @@ def test_a_command_loads_no_more_than_it_needs(command: str, needed: tuple[str, 
 def test_a_listing_is_kept_until_a_source_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def ask() -> check.Listing:
+    def ask() -> listings.Listing:
         asked.append("")
         return ("key",), [("a", 1, None)]
 
     for question in ("one", "one", "two", "one"):
-        assert check._cached_listing((question,), ask) == (("key",), [("a", 1, None)])
+        assert listings._cached_listing((question,), ask) == (("key",), [("a", 1, None)])
     assert len(asked) == 2
-    before = check._workload_sources()
-    assert before == check._workload_sources()
-    monkeypatch.setattr(check, "version", lambda _: "0")
-    assert before != check._workload_sources()
+    before = listings._workload_sources()
+    assert before == listings._workload_sources()
+    monkeypatch.setattr(listings, "version", lambda _: "0")
+    assert before != listings._workload_sources()
 
 
 CITED = re.compile(
