@@ -498,7 +498,7 @@ def best(con: duckdb.DuckDBPyConnection, objectives: Sequence[str], seconds: flo
 
 
 def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]) -> list[str]:
-    """Returns the columns of objectives. Raises QueryError for what is no number of points, or given twice."""
+    """Returns the columns of objectives. Raises QueryError for what is no number of points or comes twice."""
     points = _columns(con, "points")
     names = [column_of(objective) for objective in objectives]
     if twice := next((name for name in names if names.count(name) > 1), ""):
