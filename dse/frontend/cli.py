@@ -484,11 +484,11 @@ def _sql(args: argparse.Namespace) -> int:
         run = runs.open_all([args.dir, *args.others], **limits)
     from dse.frontend import prompt
 
+    first = next(iter(run.runs.values())) if args.others else run
     if args.statement and args.statement.lstrip().startswith("."):
-        prompt.command(args.statement.strip().rstrip(";"), run.sql)
+        prompt.command(args.statement.strip().rstrip(";"), run.sql, first.study)
         return 0
     # where the screen is narrow these stay
-    first = next(iter(run.runs.values())) if args.others else run
     objectives = [o.column for o in first.study.objectives]
     parameters = [*studies.columns(first.study, "machines")]
     keep = ["run", "machine", *objectives, *parameters]
@@ -509,7 +509,7 @@ def _sql(args: argparse.Namespace) -> int:
         if line:
             tables.print_line(line)
 
-    prompt.run(run.sql, show)
+    prompt.run(run.sql, show, first.study)
     return 0
 
 
