@@ -507,9 +507,11 @@ def best(
 
 
 def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]) -> list[str]:
-    """Returns the columns of objectives. Raises QueryError for what is no number of points."""
+    """Returns the columns of objectives. Raises QueryError for what is no number of points or comes twice."""
     points = _columns(con, "points")
     names = [column_of(objective) for objective in objectives]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise QueryError(f'objective "{twice}" is given twice; give each once')
     numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in NO_OBJECTIVES]
     for name in names:
         if name not in points:

@@ -30,13 +30,14 @@ from dse.study import study as studies
 from hw.arch import Arch
 from hw.space import decode
 from tests.amount import FULL, amount
+from tests.documents import ROOT
 from workloads.graph import unique
 
 pytestmark = pytest.mark.xdist_group("asked")
 
 NET = (
     "extents: {m: 24, k: 60, n: 36, q: 20}\neinsums: ['T[m,n] += X[m,k] * W[k,n]', 'R[m,n] = "
-    "softmax(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]']\n"
+    "softmax(T[m,n])', 'Y[m,q] += R[m,n] * V[n,q]', 'Z[m,q] += R[m,n] * U[n,q]']\n"
 )
 STUDY = """
 name: asked
@@ -108,6 +109,28 @@ def solved(run: Run, number: int) -> dict[str, Solution]:
         assert not isinstance(answer, Infeasible)
         found[ref.name] = answer[0]
     return found
+
+
+@pytest.mark.parametrize("name", ["edge", "lines"])
+def test_data_rates_are_those_of_all_occurrences(swept: Sweep, name: str) -> None:
+    """The statement of docs/sql.md says for main memory what main_memory_bytes over latency_ns is, of a
+    workload with two equal einsums; and the energies of `traffic` add up to that of the point.
+    """
+    run = swept(name)
+    (outer, *_) = run.sql("SELECT level FROM prices LIMIT 1").rows()[0]
+    (text,) = [one for one in (ROOT / "docs" / "sql.md").read_text().split("```") if "AS gb_per_s" in one]
+    found = run.sql(text.removeprefix("sql").replace("machine = 148 AND", f"level = '{outer}' AND"))
+    costs = {(row["machine"], row["workload"]): row for row in run.sql("FROM workload_costs")}
+    assert max(run.sql("FROM einsums").table["occurrences"].to_pylist()) == 2
+    assert len(found) == len(costs)
+    for row in found:
+        cost = costs[row["machine"], row["workload"]]
+        assert row["gb_per_s"] == pytest.approx(cost["main_memory_bytes"] / cost["latency_ns"])
+    sums = run.sql(
+        "SELECT sum(weight * t.energy_pj), any_value(p.energy_pj) FROM traffic t "
+        "JOIN workloads USING (workload) JOIN points p USING (machine, schedule) GROUP BY machine"
+    ).rows()
+    assert [one for one, _ in sums] == pytest.approx([other for _, other in sums])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -37,6 +37,7 @@ from dse.frontend import check, prompt, runs
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.run import folder
+from dse.study import study as studies
 from hw.machine import find, load_arch
 from tests.amount import some
 from tests.commands import dse, good
@@ -616,6 +617,28 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert faults[5].endswith("3 rows of 5; .rows 0 shows the other 2\n")
     assert faults[7].endswith("50 rows\n")
     assert "unseen" not in said
+
+
+def test_every_column_of_every_view_has_a_meaning(home: Path) -> None:
+    """`.schema` says it, and `dse list columns` lists all views with all columns that no study names."""
+    run = runs.open(home / "run")
+    _, columns = prompt._views(run.sql)
+    rows = [*prompt._schema([one["table_name"] for one in columns], columns, run.study)]
+    assert len(rows) == len(columns)
+    assert not [row for row in rows if not row[-1]]
+    units = {(view, name): unit for view, name, _, unit, _ in rows}
+    assert (units["traffic", "bytes"], units["designs", "gbuf_capacity"]) == ("B", "B")
+    own = {(view, name) for view in prompt.ROW_IS for name in studies.columns(run.study, view)}
+    listed = json.loads(good("list", "columns", "--format", "json", folder=home))
+    named = {(one["table"], one["column"]) for one in listed if ", ..." not in one["column"]}
+    there = {(view, name) for view, name, *_ in rows if not name.startswith("workload_")}
+    assert named == there - own
+    # what costs are of
+    of = {(one["table"], one["column"]): one["meaning"] for one in listed}
+    assert of["einsums", "macs"].endswith("; of one occurrence")
+    assert of["workload_costs", "macs"].endswith("; of one run of the workload")
+    assert "all occurrences" in of["traffic", "elems"]
+    assert of["designs", "einsum"] == of["machines", "einsum"]
 
 
 def test_the_prompt_knows_its_macros(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -528,6 +528,8 @@ def test_front_joins_machines_and_leaves_out_what_breaks_a_constraint(run: Path)
         db.QueryError, match='objective "energy_p": no such column of points; did you mean energy_pj'
     ):
         db.front(con, ["energy_p"])
+    with pytest.raises(db.QueryError, match='objective "energy_pj" is given twice; give each once'):
+        db.front(con, ["energy_pj", "energy_pj:max"])
     with pytest.raises(db.QueryError, match="array_z"):
         db.front(con, ["energy_pj"], "array_z > 1")
 

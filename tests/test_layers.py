@@ -15,7 +15,7 @@ import networkx as nx
 import pytest
 
 import dse
-from dse.frontend import check
+from dse.frontend import listings
 from tests.prove.__main__ import PARTS
 
 pytestmark = pytest.mark.xdist_group("layers")
@@ -178,7 +178,7 @@ def loaded_by(command: Sequence[str], names: Sequence[str], folder: Path = ROOT)
 def test_a_command_loads_no_more_than_it_needs(command: str, needed: tuple[str, ...]) -> None:
     """Start-up is short because of it."""
     if command in ("list solvers", "list workloads"):
-        check.listing(command.split()[1])  # in $DSE_CACHE from now on
+        listings.listing(command.split()[1])  # in $DSE_CACHE from now on
     rest = [name for name in ("hw", "workloads", "numpy", *HEAVY) if name not in needed]
     assert loaded_by(command.split(), rest) == []
 
@@ -186,17 +186,17 @@ def test_a_command_loads_no_more_than_it_needs(command: str, needed: tuple[str, 
 def test_a_listing_is_kept_until_a_source_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def ask() -> check.Listing:
+    def ask() -> listings.Listing:
         asked.append("")
         return ("key",), [("a", 1, None)]
 
     for question in ("one", "one", "two", "one"):
-        assert check._cached_listing((question,), ask) == (("key",), [("a", 1, None)])
+        assert listings._cached_listing((question,), ask) == (("key",), [("a", 1, None)])
     assert len(asked) == 2
-    before = check._workload_sources()
-    assert before == check._workload_sources()
-    monkeypatch.setattr(check, "version", lambda _: "0")
-    assert before != check._workload_sources()
+    before = listings._workload_sources()
+    assert before == listings._workload_sources()
+    monkeypatch.setattr(listings, "version", lambda _: "0")
+    assert before != listings._workload_sources()
 
 
 CITED = re.compile(

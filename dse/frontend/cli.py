@@ -110,12 +110,12 @@ def _plain(line: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from dse.frontend import check
+    from dse.frontend import plausible
     from dse.study import study as studies
 
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
-    for line in check.space_lines(study.space):
+    for line in plausible.space_lines(study.space):
         print(_plain(line), file=sys.stderr)
     if args.dry_run:
         print(f"{study.name}: {study.space.size} machines in the space; solving a few", file=sys.stderr)
@@ -496,11 +496,11 @@ def _sql(args: argparse.Namespace) -> int:
         run = runs.open_all([args.dir, *args.others], **limits)
     from dse.frontend import prompt
 
+    first = next(iter(run.runs.values())) if args.others else run
     if args.statement and args.statement.lstrip().startswith("."):
-        prompt.command(args.statement.strip().rstrip(";"), run.sql)
+        prompt.command(args.statement.strip().rstrip(";"), run.sql, first.study)
         return 0
     # where the screen is narrow these stay
-    first = next(iter(run.runs.values())) if args.others else run
     objectives = [o.column for o in first.study.objectives]
     parameters = [*studies.columns(first.study, "machines")]
     keep = ["run", "machine", *objectives, *parameters]
@@ -521,7 +521,7 @@ def _sql(args: argparse.Namespace) -> int:
         if line:
             tables.print_line(line)
 
-    prompt.run(run.sql, show)
+    prompt.run(run.sql, show, first.study)
     return 0
 
 
@@ -605,12 +605,12 @@ def _values(found: pa.Table, at: int) -> list[object]:
 
 def _show(args: argparse.Namespace) -> int:
     from dse.explain import values
-    from dse.frontend import answers, check
+    from dse.frontend import answers, plausible
     from dse.mapping.nest import Infeasible
 
     run = _open(args)
     point = run.show(args.point, args.schedule)
-    for line in check.lines_of_machine(run.study.space, point.machine):
+    for line in plausible.lines_of_machine(run.study.space, point.machine):
         print(_plain(line), file=sys.stderr)
     solved = [point.given_schedule] if point.given_schedule else point.solutions
     if args.export:
@@ -734,9 +734,9 @@ def _map(args: argparse.Namespace) -> int:
         shorten=_shorter(sets),
     )
     _warn(mapped.workload)
-    from dse.frontend import check
+    from dse.frontend import plausible
 
-    for line in check.lines_not_shipped(api.machine_with(args.machine, sets), mapped.arch):
+    for line in plausible.lines_not_shipped(api.machine_with(args.machine, sets), mapped.arch):
         print(_plain(line), file=sys.stderr)
     return _print_mapped(mapped, args)
 
@@ -1099,9 +1099,9 @@ def _list(args: argparse.Namespace) -> int:
     header: Sequence[str] = ("what", "lists")
     rows: list[tuple[Any, ...]] = list(arguments.LISTINGS.items())
     if args.what:
-        from dse.frontend import check
+        from dse.frontend import listings
 
-        header, rows = check.listing(args.what)
+        header, rows = listings.listing(args.what)
     if args.format == "table":
         if args.what == "keys" and tables.terminal_width() < WIDE_KEYS:
             header, rows = _narrow_keys(header, rows)

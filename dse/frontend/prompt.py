@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis import db
-from dse.frontend import check, tables
+from dse.frontend import tables
+from dse.run import record
+from dse.study import study as studies
+from dse.study.study import Study
 
 ROWS = 40  # rows of an answer that are shown at most, until .rows says otherwise
 MAX_HISTORY = 1000  # lines that are kept between sessions
@@ -55,8 +58,8 @@ Ask = Callable[[str], Any]  # a statement -> its rows (answers.Answer); raises V
 Show = Callable[[Any, str, int | None], None]
 
 
-def run(ask: Ask, show: Show) -> None:
-    """Answers lines until an empty one, .quit or the end of input."""
+def run(ask: Ask, show: Show, study: Study) -> None:
+    """Answers lines until an empty one, .quit or the end of input. study: whose columns the views have."""
     views, columns = _views(ask)
     names = {one["column_name"] for one in columns}
     if sys.stdin.isatty():
@@ -77,19 +80,19 @@ def run(ask: Ask, show: Show) -> None:
             if word == ".rows":
                 rows = _rows(words)
             elif word.startswith("."):
-                _command(word, words, views, columns)
+                _command(word, words, views, columns, study)
             else:
                 show(ask(line), line, rows)
         except ValueError as fault:
             print(tables.safe(str(fault)))
 
 
-def command(line: str, ask: Ask) -> None:
+def command(line: str, ask: Ask, study: Study) -> None:
     """Answers one command that begins with a dot, outside of the prompt. Raises ValueError."""
     word, *words = line.split()
     if word in (".rows", ".quit", ".exit"):
         raise ValueError(f"{word}: is for the prompt (dse sql DIR); here --all shows all rows")
-    _command(word, words, *_views(ask))
+    _command(word, words, *_views(ask), study)
 
 
 def _views(ask: Ask) -> tuple[list[str], list[dict[str, Any]]]:
@@ -112,7 +115,7 @@ def _rows(words: Sequence[str]) -> int:
 
 
 def _command(
-    word: str, words: Sequence[str], views: Sequence[str], columns: Iterable[dict[str, Any]]
+    word: str, words: Sequence[str], views: Sequence[str], columns: Iterable[dict[str, Any]], study: Study
 ) -> None:
     """Prints what a command that begins with a dot answers. Raises ValueError."""
     if word == ".help":
@@ -131,7 +134,8 @@ def _command(
         if unknown := [name for name in words if name not in views]:
             there = f"there are {', '.join(views)}; macros are {', '.join(db.RETURNS)}"
             raise ValueError(f"{unknown[0]}: no such view; {there}")
-        tables.print_table(("view", "column", "type", "unit", "meaning"), _schema(words or views, columns))
+        rows = _schema(words or views, columns, study)
+        tables.print_table(("view", "column", "type", "unit", "meaning"), rows)
     else:
         raise ValueError(f"{word}: no such command; .help lists them")
 
@@ -146,16 +150,19 @@ def _macro_rows(macro: str) -> Iterator[tuple[str, str, str]]:
     yield macro, "columns", columns
 
 
-def _schema(views: Sequence[str], columns: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Yields (view, column, type, unit, meaning); unit and meaning are "" for parameters of the study."""
-    listed = check.listing("columns")[1]
-    meaning_of = {(table, name): (unit, meaning) for table, name, _, unit, meaning in listed}
-    meaning_in_any_view = {name: words for (_, name), words in meaning_of.items()}
+def _schema(
+    views: Sequence[str], columns: Iterable[dict[str, Any]], study: Study
+) -> Iterator[tuple[str, ...]]:
+    """Yields (view, column, type, unit, meaning)."""
     for one in columns:
         view, name = one["table_name"], one["column_name"]
         if view in views:
-            words = meaning_of.get((view, name)) or meaning_in_any_view.get(name, ("", ""))
-            yield view, name, one["data_type"].lower(), *words
+            columns_of = {"run": record.RUN} | studies.columns(study, view)
+            for own in (record.VIEWS, record.TABLES):
+                columns_of |= own.get(view, {})
+            # the other columns of `workloads` are parameters
+            found = columns_of.get(name) or record.Column("", "", f"parameter {name.partition('_')[2]}")
+            yield view, name, one["data_type"].lower(), found.unit, found.meaning
 
 
 def _edit_lines(words: Sequence[str]) -> None:

@@ -532,7 +532,7 @@ class Run:
         )
         if of_mappings is None:
             return ""
-        from dse.sim.einsum.evaluate import percent
+        from dse.sim.einsum.evaluate import ROUNDING_GAP, percent
 
         gap, size = search.gap, study.space.size
         if is_front:
@@ -551,7 +551,9 @@ class Run:
             )
             + (
                 f" dominates this front by more than {percent(gap)} in every objective"
-                if is_front or gap
+                if gap > ROUNDING_GAP
+                else " dominates this front"
+                if is_front
                 else " is missing from this front"
             )
         )

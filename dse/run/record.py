@@ -27,7 +27,7 @@ class Column:
     """A column of a table."""
 
     dtype: str  # name of a pyarrow type
-    unit: str  # empty for names, counts and shares
+    unit: str  # empty for names and counts
     meaning: str
 
 
@@ -57,21 +57,17 @@ LEVEL = Column(
     "storage level, MAC for compute, VECTOR for its vector unit, or array whose network is priced",
 )
 OPTIMALITY_GAP = Column(
-    "float64",
-    "",
-    "how far the objective may lie above the optimum of the searched space, as a share: 0 is proven",
+    "float64", "share", "how far the objective may lie above the optimum of the searched space: 0 is proven"
 )
 GAP_TO_BOUND = Column(
-    "float64",
-    "",
-    "how far the objective may lie above the lower bound, as a share: objective / lower bound - 1",
+    "float64", "share", "how far the objective may lie above the lower bound: objective / lower bound - 1"
 )
 CERTIFICATE = Column(
     "string", "", "what is proven, at most how far above which bound; what was searched, and what not"
 )
-MACS = Column("int64", "", "multiply-accumulates (MACs) of one run")
+MACS = Column("int64", "", "multiply-accumulates (MACs)")
 MAIN_MEMORY_BYTES = Column(
-    "float64", "B", "bytes that one run reads and writes at main memory, whole lines where it moves lines"
+    "float64", "B", "bytes read and written at main memory, whole lines where it moves lines"
 )
 LATENCY_CYCLES = Column("float64", "cycles", "latency in cycles of the machine's own clock")
 VERSIONS: Columns = {
@@ -86,6 +82,23 @@ METRICS: Columns = {
     "power_mw": Column("float64", "mW", "energy over latency"),
     "throughput": Column("float64", "1/s", "runs per second back to back: 1e9 / initiation interval in ns"),
 }
+
+
+# table -> what its costs are of
+COSTS_OF = {
+    "points": "all workloads, each times its weight",
+    "workload_costs": "one run of the workload",
+    "einsums": "one occurrence",
+    "segments": "one occurrence",
+    "conversions": "one copy",
+}
+
+
+def _costs(table: str, columns: Columns) -> Columns:
+    """Returns cost columns of a table; their meanings say what the costs are of."""
+    return {
+        name: Column(c.dtype, c.unit, f"{c.meaning}; of {COSTS_OF[table]}") for name, c in columns.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +218,7 @@ TABLES: dict[str, Columns] = {
     "points": {
         "machine": MACHINE,
         "schedule": SCHEDULE,
-        **METRICS,
+        **_costs("points", METRICS),
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
         "feasible": Column("bool", "", "meets every constraint of the study"),
         "optimality_gap": OPTIMALITY_GAP,
@@ -228,10 +241,8 @@ TABLES: dict[str, Columns] = {
         "machine": MACHINE,
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
-        "weight": Column("float64", "", "weight of the workload in sums"),
-        **METRICS,
-        "macs": MACS,
-        "main_memory_bytes": MAIN_MEMORY_BYTES,
+        "weight": Column("float64", "", "weight of the workload in sums over the workloads"),
+        **_costs("workload_costs", METRICS | {"macs": MACS, "main_memory_bytes": MAIN_MEMORY_BYTES}),
         "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
@@ -246,11 +257,9 @@ TABLES: dict[str, Columns] = {
         "kind": KIND,
         "occurrences": OCCURRENCES,
         "mapping_key": MAPPING_KEY,
-        "energy_pj": Column("float64", "pJ", "energy of one occurrence, leakage included"),
-        "latency_cycles": LATENCY_CYCLES,
+        **_costs("einsums", {"energy_pj": METRICS["energy_pj"], "latency_cycles": LATENCY_CYCLES}),
         "bottleneck": Column("string", "", "component with most busy cycles"),
-        "macs": MACS,
-        "main_memory_bytes": MAIN_MEMORY_BYTES,
+        **_costs("einsums", {"macs": MACS, "main_memory_bytes": MAIN_MEMORY_BYTES}),
         "mac_utilization": Column(
             "float64", "share", "MAC units that work; NULL: the schedule is neither a nest nor directives"
         ),
@@ -281,7 +290,7 @@ TABLES: dict[str, Columns] = {
         "moved_words": Column(
             "float64",
             "",
-            "machine words from and to main memory, the sum of the next five; these NULL: unfused",
+            "machine words from and to main memory in one run, the sum of the next five; these NULL: unfused",
         ),
         "listed_words": Column(
             "float64",
@@ -318,8 +327,7 @@ TABLES: dict[str, Columns] = {
             "int64", "", "equal segments that the row stands for, where einsums are unfused; costs are of one"
         ),
         "pipeline_tiles": Column("int64", "", "trips of the shared loops of a pipeline; NULL: not pipelined"),
-        "energy_pj": METRICS["energy_pj"],
-        "latency_cycles": LATENCY_CYCLES,
+        **_costs("segments", {"energy_pj": METRICS["energy_pj"], "latency_cycles": LATENCY_CYCLES}),
         "initiation_interval_cycles": Column(
             "float64", "cycles", "cycles between two runs back to back; NULL: unfused"
         ),
@@ -354,8 +362,7 @@ TABLES: dict[str, Columns] = {
             "einsums that read the copy, each with . and the number of the operand where it reads "
             "more than one",
         ),
-        "energy_pj": METRICS["energy_pj"],
-        "latency_cycles": LATENCY_CYCLES,
+        **_costs("conversions", {"energy_pj": METRICS["energy_pj"], "latency_cycles": LATENCY_CYCLES}),
         "saved_cost": Column(
             "float64",
             "",
@@ -498,12 +505,49 @@ VIEWS: dict[str, Columns] = {
         "component": LEVEL,
         "instances": Column("int64", "", "how many there are; of a network 1"),
         "area_mm2": Column("float64", "mm2", "silicon area of all instances"),
-        "dynamic_pj": Column("float64", "pJ", "energy of moving and computing, one run of the workload"),
-        "static_pj": Column("float64", "pJ", "energy of leakage and of a DRAM's background power"),
-        "energy_pj": Column("float64", "pJ", "dynamic and static energy"),
+        "dynamic_pj": Column("float64", "pJ", "energy of moving and computing; of one run of the workload"),
+        "static_pj": Column(
+            "float64", "pJ", "energy of leakage and of a DRAM's background power; of one run of the workload"
+        ),
+        "energy_pj": Column("float64", "pJ", "dynamic and static energy; of one run of the workload"),
     },
-    **{table: {name: RATIOS[name].column for name in names} for table, names in RATIOS_OF.items()},
+    **{
+        table: _costs(table, {name: RATIOS[name].column for name in names})
+        for table, names in RATIOS_OF.items()
+    },
+    "traffic": {
+        "machine": MACHINE,
+        "schedule": SCHEDULE,
+        "workload": WORKLOAD,
+        "einsum": EINSUM,
+        "level": LEVEL,
+        "tensor": Column("string", "", "tensor; - for compute and leakage"),
+        "action": Column("string", "", "as in counts, or leak: leakage of the level"),
+        "elems": Column(
+            "float64",
+            "",
+            "elements (hop, rotate: times links; of layouts: bits, rows) of all instances and all "
+            "occurrences of the einsum in one run of the workload; NULL: leak",
+        ),
+        "bytes": Column("float64", "B", "size of these elements: of all occurrences, too; NULL: leak"),
+        "energy_pj": Column(
+            "float64",
+            "pJ",
+            "energy of all occurrences in one run of the workload; the sum over a workload's rows is its "
+            "energy_pj in workload_costs",
+        ),
+    },
 }
+# a point with the columns of its machine that points do not have
+VIEWS = {
+    "designs": TABLES["points"]
+    | VIEWS["points"]
+    | {name: c for name, c in TABLES["machines"].items() if name not in TABLES["points"]},
+    **VIEWS,
+}
+
+# a view of several runs that are asked together
+RUN = Column("string", "", "name of the run that the row is of")
 
 STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose names depend on the study
     "workloads": {
@@ -515,10 +559,11 @@ STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose
             "float64", "", "an objective over the workloads each, that is no metric above"
         ),
         "violation_latency_ns_le_5e6, ...": Column(
-            "float64", "", "a constraint on metrics each: how far it is missed, met if <= 0"
+            "float64", "", "a constraint on metrics each: how far it is missed, in its own unit; met if <= 0"
         ),
     },
 }
+STUDY_COLUMNS["designs"] = STUDY_COLUMNS["machines"] | STUDY_COLUMNS["points"]
 
 
 def dtype(name: str) -> pa.DataType:

@@ -328,10 +328,12 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 def columns(study: Study, table: str) -> dict[str, Column]:
     """Returns the columns that the study adds to a table. machines: parameters; points: objectives and
-    violations; chosen: mappings.
+    violations; designs: those of both; chosen: mappings.
     """
     if table == "machines":
         return {slug(axis.key): _parameter_column(axis) for axis in study.space.axes}
+    if table == "designs":
+        return columns(study, "machines") | columns(study, "points")
     if table == "chosen":
         # a reader that has loaded no workload takes the other columns as the parts have them
         max_einsums = max((len(unique(workload)) for workload in study.loaded_workloads), default=1)
@@ -352,7 +354,9 @@ def columns(study: Study, table: str) -> dict[str, Column]:
                 f"cost term {o.metric}" if o.is_term else f"{o.metric}, {o.over} over the workloads",
             )
     return found | {
-        violation_column(c): Column("float64", "", f"how far {c.text} is missed; met if <= 0")
+        violation_column(c): Column(
+            "float64", "", f"how far {c.text} is missed, in its own unit; met if <= 0"
+        )
         for c in study.constraints.modelled
     }
 
