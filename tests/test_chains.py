@@ -51,6 +51,7 @@ BOUNDED = {  # what a recursion may be as deep as
             "_best_or_gogeta",
             "_cached_schedule",
             "_search_schedule",
+            "_unfused_below",
             "_least_outer_traffic",
             "cached",
             "solve_schedule",

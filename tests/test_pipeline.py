@@ -588,7 +588,7 @@ def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
             'solver.factors = "perfect" counts for nests of all of a machine',
         ),
         (
-            {"solver.schedule": "kapla", "solver.dataflow": "weight_stationary"},
+            {"solver.schedule": "kapla", "solver.factors": "perfect"},
             'not for solver.schedule = "kapla"; leave it out',
         ),
         (
