@@ -62,7 +62,7 @@ def convolutions(workload: Workload) -> list[tuple[Einsum, int]]:
 def mapped(e: Einsum, arch: Arch, objective: str, constrained: bool = False) -> EinsumCost:
     """Returns the cost of an einsum's best mapping within GAP; constrained: row-stationary."""
     rules = dataflow("row_stationary" if constrained else "free", e, arch)
-    found = optimal(Problem(arch, e, objective), constraints=rules, allowed_gap=GAP)  # type: ignore[arg-type]
+    found = optimal(Problem(arch, e, objective), constraints=rules, allowed_gap=GAP)
     assert isinstance(found, list), found
     return found[0]
 
