@@ -178,8 +178,8 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"gbuf.foo": [1]},
             [
-                "space.gbuf.foo is no field of machine edge_array; the nearest of 37 are row, slow, ports, "
-                "row_pj, row_ns"
+                "space.gbuf.foo is no field of machine edge_array; the nearest of 38 are row, slow, ports, "
+                "along, row_pj"
             ],
         ),
         (
@@ -190,7 +190,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"foo": [1]},
             [
-                "space.foo is no field of machine edge_array; the nearest of 139 are regf.row, gbuf.row, "
+                "space.foo is no field of machine edge_array; the nearest of 143 are regf.row, gbuf.row, "
                 "regf.slow, gbuf.slow, regf.ports"
             ],
         ),

@@ -302,7 +302,8 @@ def identity(study: Study) -> dict[str, str]:
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     # a key that a machine file does not give leaves its digest as it was before there was the key
     template = repr(study.space.template)
-    for absent in ("bits=()", "vdd=None", "write_bandwidth=None", "writes_per_cycle=None"):
+    empty, none = ("bits", "along", "gates"), ("vdd", "write_bandwidth", "writes_per_cycle")
+    for absent in (*(f"{key}=()" for key in empty), *(f"{key}=None" for key in none)):
         template = template.replace(f", {absent}", "")
     found["machine"] = f"{study.space.template.name} {digest(template)}"
     found["space"] = ", ".join(axis.key for axis in study.space.axes)
