@@ -172,8 +172,8 @@ def test_a_machine_of_minutes_is_named_by_those_who_wait_for_it(
     assert "machine 40" not in short
     facts = {"in_flight": 4, "machine_limit_s": 300, "solving": [asdict(one) for one in solving]}
     assert progress.stopping_text(facts) == (
-        "stopping, waits for 4 machines: machine 17 and 2 more for 2 min (worker 2); each at most 300 s "
-        "(limits.seconds); --now gives up what is being solved, a resume solves it again"
+        "stopping, waits for 4 machines, at most 300 s each: machine 17 and 2 more for 2 min (worker 2); "
+        "limits.seconds is their deadline; --now gives up what is being solved, a resume solves it again"
     )
-    assert "1 machine; with no deadline" in progress.stopping_text({"in_flight": 1, "solving": [{"x": 1}]})
+    assert "1 machine, with no deadline;" in progress.stopping_text({"in_flight": 1, "solving": [{"x": 1}]})
     assert progress.stopping_text({}) == "stopping"

@@ -291,7 +291,8 @@ def _stop(args: argparse.Namespace) -> int:
         ended: Path = stopping.stop(out, args.now, waiting)
         return ended
 
-    ended = progress.run_with_progress(f"{out}: stopping", stopped)
+    cost = "" if args.now else progress.NOW_COSTS
+    ended = progress.run_with_progress(f"{out}: stopping", stopped, cost)
     found = folder.status(ended, "") or {}
     state, reason = str(found.get("state")), str(found.get("reason"))
     ending = reason if reason.startswith(state) else f"{state}, {reason}"

@@ -30,6 +30,7 @@ TICK_S = 0.2  # seconds between updates of a live line
 DELAY_S = 1.0  # seconds before the first line: shorter work shows none
 LONG_S = 3.0  # seconds of one step before it is said what would shorten it
 LONG_LEASE_S = 10.0  # seconds from which on it is said which machine a worker works at
+NOW_COSTS = "--now gives up what is being solved, a resume solves it again"
 COMPILING_TEXT = "compiling kernels, a minute or two, once per installation"
 
 
@@ -157,10 +158,10 @@ def stopping_text(facts: Mapping[str, Any]) -> str:
     if not isinstance(count, int) or not count:
         return "stopping"
     longest = "".join(f": {one}" for one in solving_texts(facts.get("solving"))[:1])
-    limit = f"each at most {limit_s:g} s" if isinstance(limit_s, int | float) else "with no deadline"
+    limit = f"at most {limit_s:g} s each" if isinstance(limit_s, int | float) else "with no deadline"
     return (
-        f"stopping, waits for {count} machine{'s' * (count > 1)}{longest}; {limit} (limits.seconds); --now "
-        "gives up what is being solved, a resume solves it again"
+        f"stopping, waits for {count} machine{'s' * (count > 1)}, {limit}{longest}; limits.seconds is their "
+        f"deadline; {NOW_COSTS}"
     )
 
 
