@@ -9,9 +9,9 @@ then; a result that follows an operand that nobody needs any more stands in its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from random import Random
 
 from workloads.einsum import Einsum, einsum
@@ -71,68 +71,192 @@ def outputs(steps: list[Step]) -> set[str]:
     return {step.makes for step in steps} - read
 
 
+@dataclass(frozen=True)
+class Run:
+    """Operations that run at once: tensors that they read and make, those that they need whole all the time,
+    and (operand, result that may take its place).
+    """
+
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    whole: frozenset[str] = frozenset()
+    follows: tuple[tuple[str, str], ...] = ()
+
+
 def exhaustive(steps: list[Step], size: dict[str, int], room: int) -> int:
-    """The least words between main memory and a chip with so much room: all residencies, word by word."""
-    names = sorted(size)
-    ends = outputs(steps)
+    """The least words between main memory and a chip with so much room, the steps one by one in their order:
+    all residencies, word by word.
+    """
+    names, ends = sorted(size), outputs(steps)
     costs: dict[State, int] = {tuple((0, 0) for _ in names): 0}
     for i, step in enumerate(steps):
         later = {t for other in steps[i + 1 :] for t in other.reads}
-        fresh: dict[State, int] = {}
-        for state, cost in costs.items():
-            for after, more in _ways(names, state, step, size, later, ends, room):
-                fresh[after] = min(cost + more, fresh.get(after, cost + more))
-        costs = fresh
+        run = Run(step.reads, (step.makes,), follows=tuple((t, step.makes) for t in step.follows))
+        costs = _after(names, costs, run, size, later, ends, room)
     return min(costs.values())
 
 
-def _ways(
+def least_of_all_orders(steps: list[Step], size: dict[str, int], room: int) -> int:
+    """The least words over all orders of the steps, and over all ways to run several of them as one."""
+    names, ends, count = sorted(size), outputs(steps), len(steps)
+    runs = {
+        members: run
+        for n in range(1, count + 1)
+        for members in map(frozenset, combinations(range(count), n))
+        if (run := _together(steps, members, size, room))
+    }
+    makers = {step.makes: i for i, step in enumerate(steps)}
+    costs: dict[frozenset[int], dict[State, int]] = {frozenset(): {tuple((0, 0) for _ in names): 0}}
+    for n in range(count):
+        for ran in [ran for ran in costs if len(ran) == n]:
+            for members, run in runs.items():
+                needs = {makers[t] for v in members for t in steps[v].reads if t in makers}
+                if members & ran or not needs <= ran | members:
+                    continue
+                later = {t for v, step in enumerate(steps) if v not in ran | members for t in step.reads}
+                seen = costs.setdefault(ran | members, {})
+                internal = set(run.makes) - later - ends
+                dead = [(old, new) for old, new in run.follows if new not in internal]
+                own = Run(run.reads, tuple(t for t in run.makes if t not in internal), run.whole, tuple(dead))
+                for state, cost in _after(names, costs[ran], own, size, later, ends, room).items():
+                    seen[state] = min(cost, seen.get(state, cost))
+    return min(costs[frozenset(range(count))].values())
+
+
+def _together(steps: list[Step], members: frozenset[int], size: dict[str, int], room: int) -> Run | None:
+    """What operations read, make and need whole as one pipeline. Each steps through its result ("m") or
+    through an operand that its result does not follow; what one passes on to another, both step through.
+    Parts that pass nothing on to each other read something in the same step, or all of it in every step, and
+    then hold all else.
+    """
+    made = {steps[v].makes: v for v in members}
+    links = [(made[t], v, t) for v in sorted(members) for t in steps[v].reads if t in made]
+    reaches = {v: {steps[v].makes} for v in members}  # by member: tensors that depend on it, from outside
+    for u in members:
+        for v, step in enumerate(steps):
+            if v not in members and reaches[u] & set(step.reads):
+                reaches[u] = reaches[u] | {step.makes}
+            elif v in members and (reaches[u] - {steps[u].makes}) & set(step.reads):
+                return None
+    found: list[frozenset[str]] = []
+    ways = [
+        ["m", *(t for t in steps[v].reads if t not in steps[v].follows)] if len(members) > 1 else [""]
+        for v in sorted(members)
+    ]
+    for way in product(*ways):
+        at = dict(zip(sorted(members), way, strict=True))
+        if any(at[a] != "m" or at[b] != _rank(steps[b], t) for a, b, t in links):
+            continue
+        parts = len(_joined(members, [(a, b) for a, b, _ in links]))
+        shared = [
+            (a, b)
+            for a, b in combinations(sorted(members), 2)
+            for t in set(steps[a].reads) & set(steps[b].reads)
+            if (at[a] == _rank(steps[a], t)) == (at[b] == _rank(steps[b], t))
+        ]
+        if parts > 1 and len(_joined(members, [*((a, b) for a, b, _ in links), *shared])) > 1:
+            continue
+        held = {
+            t
+            for v in members
+            for t in (*steps[v].reads, steps[v].makes)
+            if len(members) > 1
+            and (parts > 1 or any(b == v for _, b, _ in links))
+            and not (t in made and t != steps[v].makes)
+            and at[v] != ("m" if t == steps[v].makes else _rank(steps[v], t))
+        }
+        found.append(frozenset(held))
+    whole = min(found, key=lambda held: sum(size[t] for t in held), default=None)
+    if whole is None or sum(size[t] for t in whole) > room:
+        return None
+    reads = tuple(dict.fromkeys(t for v in sorted(members) for t in steps[v].reads if t not in made))
+    follows = tuple(
+        (t, steps[v].makes)
+        for v in sorted(members)
+        for t in steps[v].follows
+        if t not in made and t not in whole and steps[v].makes not in whole
+    )
+    return Run(reads, tuple(made), whole, follows)
+
+
+def _rank(step: Step, operand: str) -> str:
+    return "m" if operand in step.follows else operand
+
+
+def _joined(members: Iterable[int], pairs: list[tuple[int, int]]) -> set[frozenset[int]]:
+    part = {v: frozenset([v]) for v in members}
+    for a, b in pairs:
+        both = part[a] | part[b]
+        part |= dict.fromkeys(both, both)
+    return set(part.values())
+
+
+def _after(
     names: list[str],
-    state: State,
-    step: Step,
+    costs: dict[State, int],
+    run: Run,
     size: dict[str, int],
     later: set[str],
     ends: set[str],
     room: int,
+) -> dict[State, int]:
+    found: dict[State, int] = {}
+    for state, cost in costs.items():
+        for after, more in _ways(names, state, run, size, later, ends, room):
+            found[after] = min(cost + more, found.get(after, cost + more))
+    return found
+
+
+def _ways(
+    names: list[str], state: State, run: Run, size: dict[str, int], later: set[str], ends: set[str], room: int
 ) -> Iterator[tuple[State, int]]:
-    """All that one operation may find on chip (what it drops before goes first) and leave there, and the
-    words that this moves.
+    """All that operations may find on chip (what they drop before goes first) and leave there, and the words
+    that this moves.
     """
     before = dict(zip(names, state, strict=True))
     kept = [t for t in names if sum(before[t])]
     for found in product(*(range(sum(before[t]) + 1) for t in kept)):
-        at = dict.fromkeys(names, (0, 0)) | dict(zip(kept, ((n, 0) for n in found), strict=True))
+        at = dict.fromkeys(names, 0) | dict(zip(kept, found, strict=True))
         start, lacks = 0, dict[str, int]()
         for t in kept:
-            lost = max(0, before[t][1] - at[t][0])  # the head lacks most
+            lost = max(0, before[t][1] - at[t])  # the head lacks most
             start += lost
             lacks[t] = before[t][1] - lost
-        moved = start + sum(size[t] - at[t][0] for t in step.reads)
-        own = [t for t in names if t in later and t != step.makes and (t in step.reads or at[t][0])]
-        free = [range(size[t] + 1) if t in step.reads else range(at[t][0] + 1) for t in own]
-        for left in product(*free, range(size[step.makes] + 1) if step.makes in later else (0,)):
-            leaves = dict(zip(own, left, strict=False)) | {step.makes: left[-1]}
-            if _fits(names, {t: at[t][0] for t in names}, leaves, step, later, room):
-                cost, after = moved, list[tuple[int, int]]()
-                for t in names:
-                    n = leaves.get(t, 0)
-                    if t == step.makes:
-                        cost += size[t] - n if t not in ends else size[t]
-                        after.append((0, n))
-                    else:
-                        dirty = lacks.get(t, 0)
-                        cost += max(0, dirty - n) if t in later else 0
-                        after.append((n - min(dirty, n), min(dirty, n)))
-                yield tuple(after), cost
+        moved = start + sum(size[t] - at[t] for t in run.reads)
+        own = [t for t in names if t in later and (t in run.reads or t in run.makes or at[t])]
+        free = [range((size[t] if t in run.reads or t in run.makes else at[t]) + 1) for t in own]
+        for left in product(*free):
+            leaves = dict(zip(own, left, strict=True))
+            if not _fits(names, at, leaves, run, size, later, room):
+                continue
+            cost, after = moved, list[tuple[int, int]]()
+            for t in names:
+                n = leaves.get(t, 0)
+                if t in run.makes:
+                    cost += size[t] - n if t not in ends else size[t]
+                    after.append((0, n))
+                else:
+                    dirty = lacks.get(t, 0)
+                    cost += max(0, dirty - n) if t in later else 0
+                    after.append((n - min(dirty, n), min(dirty, n)))
+            yield tuple(after), cost
 
 
 def _fits(
-    names: list[str], found: dict[str, int], leaves: dict[str, int], step: Step, later: set[str], room: int
+    names: list[str],
+    found: dict[str, int],
+    leaves: dict[str, int],
+    run: Run,
+    size: dict[str, int],
+    later: set[str],
+    room: int,
 ) -> bool:
-    """Room while an operation runs: what stands still, the operands until the result is complete, the result
-    but for what takes a dead operand's place.
+    """Room while operations run: what stands still or is needed whole, operands until results are complete,
+    results but for what takes the place of an operand that nobody needs any more.
     """
-    dead = [t for t in step.follows if t not in later]
-    places = sum(found[t] for t in dead)
-    others = sum(max(found[t], leaves.get(t, 0)) for t in names if t not in dead and t != step.makes)
-    return others + max(places, leaves[step.makes]) <= room
+    numbers = {t: i for i, t in enumerate(names)}
+    pairs = [(numbers[old], numbers[new]) for old, new in run.follows if old not in later]
+    used = sum(size[t] for t in run.whole)
+    for place in _joined((i for t, i in numbers.items() if t not in run.whole), pairs):
+        used += max(sum(found[names[i]] for i in place), sum(leaves.get(names[i], 0) for i in place))
+    return used <= room

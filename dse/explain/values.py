@@ -1102,8 +1102,8 @@ def read_in_parts(operations: Sequence[Einsum]) -> list[str]:
 
 def _optimal_claim(report: TrafficReport) -> str:
     """What is proven of `Optimal`: nothing, that it is the optimum, or how far it is above the lower bound;
-    and among which schedules. Where some operation cannot read each operand once, the optimum of those that
-    do is a lower bound only, and is called that.
+    and among which schedules: of one order, or of all. Where some operation cannot read each operand once,
+    the optimum of those that do is a lower bound only, and is called that.
     """
     if parts := read_in_parts(report.operations):
         return (
@@ -1115,9 +1115,10 @@ def _optimal_claim(report: TrafficReport) -> str:
     gap_text = (
         "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
     )
+    orders = "all orders and pipelines of" if report.is_minimum else "its order of"
     if report.overfull_operations:
-        return f"{gap_text or 'lower bound'} for its order of operations, each operand read once"
-    return f"{gap_text or 'optimum'} for its order of operations"
+        return f"{gap_text or 'lower bound'} for {orders} operations, each operand read once"
+    return f"{gap_text or 'optimum'} for {orders} operations"
 
 
 def _gap_of_schedule(report: TrafficReport) -> str:

@@ -1,14 +1,15 @@
 """What stays on chip: the linear program against every schedule of single words, loops against their whole
 lists, orders of operations on the solvers.
 
-    python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--loops 1500] [--schedules 150] [--chains 1]
-        [--blockings 3000]
+    python -m tests.prove reuse [--lists 3000] [--graphs 2000] [--orders 500] [--loops 1500] [--schedules 150]
+        [--chains 1] [--blockings 3000]
 
 Mutants that the first part kills: spills that cost nothing, an interval that leaves a gap too early, outputs
 that spill, room that a phase holds given away. The second: periods between the ends that are tied by the
 wrong tensor, a bound of prices that one period more does not see. Graphs: three to five operations, small
 results and operands that are held until the result is complete, from einsums to the least of all schedules of
-single words. Schedules: networks as `solver.schedule` emits them: none moves less than the bound of its list
+single words. Orders: three to six operations, the least of all their orders and pipelines. Schedules:
+networks as `solver.schedule` emits them: none moves less than the bound of its list
 of phases, the policy and the optimum rank alike, and what moves beyond the list is told by cause. Blockings:
 of random products none brings in less than the bound of what is read again. Chains of 1,100 and 3,000
 operations, residency and mappings, unfused and fused: at the default limit of recursion.
@@ -34,7 +35,7 @@ from tests.residents import exhaustive, periods, small
 from tests.test_chains import TIGHT
 from tests.test_emitted import FLAT, SLICES, listed_and_moved, random_network
 from tests.test_rereads import below_every_blocking
-from tests.test_retention import differs, loop_differs
+from tests.test_retention import differs, loop_differs, order_differs
 from workloads import hpc
 from workloads.matrix import MATRICES
 
@@ -144,7 +145,9 @@ def _mean(found: list[float]) -> float:
 
 
 def main() -> int:
-    given = asked(__doc__, lists=3_000, graphs=2_000, loops=1_500, schedules=150, chains=1, blockings=3_000)
+    given = asked(
+        __doc__, lists=3_000, graphs=2_000, orders=500, loops=1_500, schedules=150, chains=1, blockings=3_000
+    )
     points = [("cg", n) for n in (1, 8, 16)] + [("bicgstab", n) for n in (1, 8, 16)] + [("gmres", 1)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         wrong = list(filter(None, pool.map(of_words, range(given.lists), chunksize=64)))
@@ -154,6 +157,9 @@ def main() -> int:
             f"  {given.graphs} graphs of three to five operations against every schedule of single words",
             flush=True,
         )
+        apart = [line for line in pool.map(order_differs, range(given.orders), chunksize=8) if line]
+        wrong += apart
+        print(f"  {given.orders} graphs, all orders and pipelines: {len(apart)} differ", flush=True)
         wrong += [line for line in pool.map(loop_differs, range(given.loops), chunksize=16) if line]
         wrong += [line for line in pool.map(of_schedules, range(given.schedules), chunksize=4) if line]
         print(f"  {given.schedules} networks as schedules: none below its list", flush=True)

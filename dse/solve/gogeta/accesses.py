@@ -9,12 +9,12 @@ results stay in registers (`operations.SMALL_WORDS`) and are no accesses.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import chain, pairwise
-from math import inf
+from itertools import chain, combinations, pairwise, product
+from math import inf, prod
 
 from dse.solve.gogeta.classify import PIPELINED, Edge
 from dse.solve.gogeta.operations import SMALL_WORDS, Graph, matching_dims
@@ -30,6 +30,7 @@ Step = Callable[[int, int, str], str]
 # positions after all accesses, as the next use of a tensor after its last access: AFTER_END of an output,
 # which is written to main memory; NEVER of any other tensor, which is no longer needed
 AFTER_END, NEVER = 10**15, 10**16
+MAX_JOINT_STEPS = 1000  # ways to step that are compared for operations that share reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +309,8 @@ def pipelined_phases(
     Two groups are joined if all edges between their operations can be pipelined, no path leads out of the
     joined group and back, all operations can step through one rank, and the tensors that every step needs
     whole (weights) together fit the capacity. Source: GOGETA, section 5; the capacity is our addition.
-    small_words: tensors of up to so many words take no capacity (as published: SMALL_WORDS).
+    small_words: tensors of up to so many words take no capacity, and consumers of a multicast need not read
+    it in step (as published: SMALL_WORDS).
     """
     # the second period, if there is one: unlike the first, it has a period before it
     period_begin = min(1, graph.periods - 1) * graph.operations_per_period
@@ -328,18 +330,13 @@ def pipelined_phases(
         pair for found in siblings.values() for pair in pairwise(found)
     ]
 
-    @cache
-    def step(source: int, edge_number: int, rank: str) -> str:
-        """The rank that the target of an edge steps through; empty if there is none."""
-        e = edges_from[source][edge_number]
-        ranks = {_reader_rank(graph.operations[source].output, p, rank) for p in e.reads}
-        return ranks.pop() if len(ranks) == 1 else ""
+    step = _steps_along(graph, edges_from)
 
     for a, b in sorted(pairs, key=max):
         if group[a] is group[b]:
             continue
         joined = sorted(group[a] + group[b])
-        need = _resident_tensors(graph, edges_from, joined, words, step)
+        need = _resident_tensors(graph, edges_from, joined, words, step, shares_reads=not small_words)
         if need is None or _total_words(need, words) > capacity or not _is_convex(edges_from, joined):
             continue
         for v in joined:
@@ -351,6 +348,53 @@ def pipelined_phases(
     return _ordered_phases(
         period_edges, list({id(g): g for g in group.values()}.values()), sizes, period_begin
     )
+
+
+def _steps_along(graph: Graph, edges_from: Mapping[int, Sequence[Edge]]) -> Step:
+    """Returns the function that says through which rank the target of an edge steps. edges_from: edges by
+    their source.
+    """
+
+    @cache
+    def step(source: int, edge_number: int, rank: str) -> str:
+        e = edges_from[source][edge_number]
+        ranks = {_reader_rank(graph.operations[source].output, p, rank) for p in e.reads}
+        return ranks.pop() if len(ranks) == 1 else ""
+
+    return step
+
+
+def fused_phases(
+    graph: Graph, edges: Sequence[Edge], capacity: float, word_bits: int | None = None
+) -> Callable[[frozenset[int]], Phase | None]:
+    """Returns a function of a set of operations of one period: the phase in which they run as one pipeline,
+    None if they cannot. As in `pipelined_phases`, and operations may also run in step because they read the
+    same tensor, which is then read once for all.
+
+    edges: of the graph; those whose pattern is sequential only since they skip a level may pipeline
+    """
+    begin = min(1, graph.periods - 1) * graph.operations_per_period
+    edges_from: dict[int, list[Edge]] = defaultdict(list)
+    for e in edges:
+        if begin <= e.source and e.target < begin + graph.operations_per_period:
+            edges_from[e.source].append(e)
+    words, step = graph.words(word_bits), _steps_along(graph, edges_from)
+
+    @cache
+    def phase(operations: frozenset[int]) -> Phase | None:
+        members = sorted(v + begin for v in operations)
+        if len(members) == 1:
+            return Phase(((members[0] - begin,),))
+        if not _is_convex(edges_from, members):
+            return None
+        need = _resident_tensors(graph, edges_from, members, words, step, shares_reads=True)
+        if need is None or _total_words(need, words) > capacity:
+            return None
+        inner = [e for v in members for e in edges_from[v] if e.target in members]
+        held = tuple((v - begin, k) for v, k in need.values())
+        return Phase(_stages(inner, members, begin), _total_words(need, words), held)
+
+    return phase
 
 
 def _total_words(resident: ResidentTensors, words: Mapping[str, int]) -> int:
@@ -382,60 +426,143 @@ def _resident_tensors(
     members: Sequence[int],
     words: Mapping[str, int],
     step: Step,
+    shares_reads: bool = False,
 ) -> ResidentTensors | None:
     """Tensors that a pipeline of these operations holds whole on chip; None if the operations cannot all step
     through one rank. edges_from: edges by their source.
 
-    Each first operation of the pipeline steps through one rank of its output; its consumers step through the
-    same dimension of that tensor, and so on. Every consumer holds the tensors that it needs in every step:
-    inputs from outside of the pipeline that lack its rank, and a result that lacks it, to which every step
-    adds. A first operation reads its inputs as it does without a pipeline, and holds none. Of the ranks of
-    its output, the one is taken with which the fewest words are held.
+    Operations that are connected by tensors that they pass on step through the same dimension of each of
+    them, so the rank of one of them decides those of all. Of the ranks of its output, the one is taken with
+    which the fewest words are held. Every operation that reads from another one holds the tensors that it
+    needs in every step: inputs from outside of the pipeline that lack its rank, and a result that lacks it,
+    to which every step adds. A first operation reads its inputs as it does without a pipeline, and holds
+    none.
+
+    shares_reads: parts that are not connected so must be connected by tensors from outside that they read in
+        step or all need whole, each once for all; then first operations hold what they need in every step,
+        too. False: such parts share nothing
     """
     group = set(members)
     inner_edges = [(i, e) for v in members for i, e in enumerate(edges_from.get(v, ())) if e.target in group]
     fed: dict[int, set[str]] = defaultdict(set)
     for _, e in inner_edges:
         fed[e.target].add(e.tensor)
-    resident: ResidentTensors = {}
-    for first in dict.fromkeys(e.source for _, e in inner_edges if e.source not in fed):
-        by_rank = [
-            _resident_for(graph, inner_edges, fed, {first: rank}, words, step)
-            for rank in sorted(graph.operations[first].output.ranks())
-        ]
-        costs = [(_total_words(need, words), i) for i, need in enumerate(by_rank) if need is not None]
-        if not costs:
-            return None
-        resident |= by_rank[min(costs)[1]] or {}
-    return resident
+    passed_on = [(e.source, e.target) for _, e in inner_edges]
+    parts = _parts(members, passed_on)
+    choices = [_step_choices(graph, inner_edges, part, step, shares_reads) for part in parts]
+    if not all(choices):
+        return None
+    shares = shares_reads and len(parts) > 1
+    if not shares:
+        found: ResidentTensors = {}
+        for own in choices:
+            needs = [_held(graph, steps, fed, words, False) for steps in own]
+            best: ResidentTensors = min(needs, key=lambda need: _total_words(need, words))
+            found |= best
+        return found
+    in_step = [
+        _held(graph, steps, fed, words, True)
+        for steps in _joint_steps(graph, choices)
+        if len(_parts(members, [*passed_on, *_shared(graph, steps)])) == 1
+    ]
+    return min(in_step, key=lambda need: _total_words(need, words), default=None)
 
 
-def _resident_for(
-    graph: Graph,
-    inner_edges: Sequence[tuple[int, Edge]],
-    fed: Mapping[int, set[str]],
-    step_rank: dict[int, str],
-    words: Mapping[str, int],
-    step: Step,
-) -> ResidentTensors | None:
-    """Tensors that are held if the first operation of a pipeline steps through its rank in `step_rank`; None
-    if an operation would step through no rank, or through two. inner_edges: (number among the edges of its
-    source, edge); fed: tensors that each operation gets from others of the pipeline; step_rank: operation ->
-    rank, is filled.
+def _joint_steps(graph: Graph, choices: Sequence[Sequence[dict[int, str]]]) -> Iterator[dict[int, str]]:
+    """Yields steps of all parts together. choices: of each part. All of them, if they are at most
+    MAX_JOINT_STEPS; else those in which each part takes the first choice that shares a read with the first.
     """
-    resident: ResidentTensors = {}
-    for i, e in inner_edges:
-        if e.source not in step_rank:
-            continue
-        target_rank = step(e.source, i, step_rank[e.source])
-        if not target_rank or step_rank.setdefault(e.target, target_rank) != target_rank:
-            return None
-        resident |= {
-            p.tensor: (e.target, k)
-            for k, p in enumerate(graph.operations[e.target].tensors())
-            if words[p.tensor] and p.tensor not in fed[e.target] and target_rank not in p.ranks()
-        }
-    return resident
+    if prod(map(len, choices)) <= MAX_JOINT_STEPS:
+        for chosen in product(*choices):
+            yield {v: rank for own in chosen for v, rank in own.items()}
+        return
+    for first in choices[0]:
+        found = [
+            next((own for own in part if any(_shared_between(graph, first, own))), None)
+            for part in choices[1:]
+        ]
+        if None not in found:
+            yield {v: rank for own in (first, *found) if own for v, rank in own.items()}
+
+
+def _shared_between(graph: Graph, a: Mapping[int, str], b: Mapping[int, str]) -> Iterator[bool]:
+    yield from (v in a and w in b for v, w in _shared(graph, {**a, **b}))
+
+
+def _parts(members: Sequence[int], links: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Returns the operations in groups that links connect."""
+    part = {v: [v] for v in members}
+    for a, b in links:
+        if part[a] is not part[b]:
+            joined = sorted(part[a] + part[b])
+            for v in joined:
+                part[v] = joined
+    return list({id(found): found for found in part.values()}.values())
+
+
+def _step_choices(
+    graph: Graph, inner_edges: Sequence[tuple[int, Edge]], part: Sequence[int], step: Step, shares_reads: bool
+) -> list[dict[int, str]]:
+    """Returns every way in which connected operations step at once, as {operation: its rank}; an operation
+    that is connected to none steps through nothing, or, if it shares reads, through any of its ranks.
+
+    inner_edges: (number among the edges of its source, edge)
+    """
+    first = graph.operations[part[0]]
+    if len(part) == 1:
+        return [{part[0]: rank} for rank in sorted(first.sizes())] if shares_reads else [{part[0]: ""}]
+    found = []
+    for rank in sorted(first.output.ranks()):
+        steps, links = {part[0]: rank}, [(i, e) for i, e in inner_edges if e.source in part]
+        while links:
+            i, e = next((i, e) for i, e in links if e.source in steps or e.target in steps)
+            links.remove((i, e))
+            if e.source not in steps:
+                output = graph.operations[e.source].output
+                steps[e.source] = next(iter({_reader_rank(p, output, steps[e.target]) for p in e.reads}))
+            target_rank = step(e.source, i, steps[e.source])
+            if not target_rank or steps.setdefault(e.target, target_rank) != target_rank:
+                break
+        else:
+            found.append(steps)
+    return found
+
+
+def _held(
+    graph: Graph,
+    steps: Mapping[int, str],
+    fed: Mapping[int, set[str]],
+    words: Mapping[str, int],
+    all_ops: bool,
+) -> ResidentTensors:
+    """Returns the tensors that operations with these steps need whole in every step. fed: tensors that each
+    gets from others of the pipeline; all_ops: of all operations, not only of those that are fed.
+    """
+    return {
+        p.tensor: (v, k)
+        for v, rank in steps.items()
+        for k, p in enumerate(graph.operations[v].tensors())
+        if (all_ops or fed.get(v))
+        and words[p.tensor]
+        and p.tensor not in fed.get(v, ())
+        and rank not in p.ranks()
+    }
+
+
+def _shared(graph: Graph, steps: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+    """Yields pairs of operations that read the same elements of a tensor in the same step, or that both need
+    all of it in every step.
+    """
+    readers: dict[str, list[tuple[int, Projection]]] = defaultdict(list)
+    for v in steps:
+        for p in graph.operations[v].inputs:
+            readers[p.tensor].append((v, p))
+    for reads in readers.values():
+        for (a, p), (b, q) in combinations(reads, 2):
+            step_through = steps[a] in p.ranks(), steps[b] in q.ranks()
+            in_step = all(step_through) and _reader_rank(p, q, steps[a]) == steps[b]
+            if a != b and (in_step or not any(step_through)):
+                yield a, b
 
 
 def _reader_rank(written: Projection, read: Projection, rank: str) -> str:

@@ -164,16 +164,9 @@ def classify(graph: Graph) -> list[Edge]:
     5. Otherwise: pipelineable.
     """
     dominances = [dominance(e) for e in graph.operations]
-    found = edges(graph)
-
-    def direct(e: Edge) -> Pattern:
-        rank = dominances[e.target].rank
-        is_barred = not _can_start_early(graph.operations[e.source], dominances[e.source]) or (
-            rank != "" and not all(rank in p.ranks() for p in e.reads)
-        )
-        return "sequential" if is_barred or (e.delayed and not e.transitive) else "pipelineable"
-
-    direct_patterns = [replace(e, pattern=direct(e)) for e in found]
+    direct_patterns = [
+        replace(e, pattern="sequential") if e.delayed and not e.transitive else e for e in unbarred(graph)
+    ]
     edges_into: dict[int, list[Edge]] = defaultdict(list)
     for e in direct_patterns:
         edges_into[e.target].append(e)
@@ -188,6 +181,21 @@ def classify(graph: Graph) -> list[Edge]:
         else e
         for e in direct_patterns
     ]
+
+
+def unbarred(graph: Graph) -> list[Edge]:
+    """Returns all edges by the first two rules of `classify` alone: pipelineable, unless the source cannot
+    pass on results before it ends, or each step of the target needs the whole tensor.
+    """
+    dominances = [dominance(e) for e in graph.operations]
+
+    def is_barred(e: Edge) -> bool:
+        rank = dominances[e.target].rank
+        return not _can_start_early(graph.operations[e.source], dominances[e.source]) or (
+            rank != "" and not all(rank in p.ranks() for p in e.reads)
+        )
+
+    return [replace(e, pattern="sequential" if is_barred(e) else "pipelineable") for e in edges(graph)]
 
 
 def _can_hold(edge: Edge, edges_into: Mapping[int, Sequence[Edge]], dominances: Sequence[Dominance]) -> bool:

@@ -127,7 +127,9 @@ def _with_capacity(arch: Arch, bits: int) -> Arch:
 
 
 def _connected_parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
-    """Returns the operations of a phase in groups that are connected by tensors, in order of the workload."""
+    """Returns the operations of a phase in groups that are connected by tensors that they pass on or read in
+    step, in order of the workload.
+    """
     found: list[list[Operation]] = []
     for names in phase:
         made = {by_name[name].output.tensor for member in phase for name in member}
@@ -136,6 +138,7 @@ def _connected_parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[O
             part
             for part in found
             if read & {by_name[name].output.tensor for member in part for name in member}
+            or _loop_ranks([by_name[name] for name in (*_einsum_names(part), *names)])
         ]
         joined = [member for part in producers for member in part] + [names]
         found = [part for part in found if part not in producers] + [joined]
@@ -150,7 +153,8 @@ class _SharedLoop:
     dim: str  # fan-out dimension over which the loop is unrolled; "": none
     pe_extent: int  # extent of the loop on one PE along `dim`
     tile: int  # indices of one trip
-    forwarded: tuple[str, ...]  # tensors that one of the einsums makes and another reads
+    # tensors that one of the einsums makes and another reads, or that several read in step from outside
+    forwarded: tuple[str, ...]
     held_whole: tuple[str, ...]  # tensors without the rank that are held over all trips
     bits: int  # of forwarded tiles and held tensors
     # main-memory words of all einsums; tensors without the rank move once per trip, unless they are held
@@ -207,10 +211,22 @@ def _forwarded(einsums: Sequence[Einsum]) -> list[str]:
 
 def _loop_ranks(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
     """Returns the possible shared loops, each as {name of an einsum: its rank}: the ranks index the same
-    dimensions of forwarded tensors.
+    dimensions of forwarded tensors; where these do not connect all einsums, also of those that several read.
+    """
+    written = {e.output.tensor: (e.name, e.output) for e in einsums}
+    if found := _ranks_through(einsums, written):
+        return found
+    first_read = {p.tensor: (e.name, p) for e in reversed(einsums) for p in e.inputs if p.format == "dense"}
+    return _ranks_through(einsums, first_read | written)
+
+
+def _ranks_through(
+    einsums: Sequence[Einsum], written: Mapping[str, tuple[str, Projection]]
+) -> list[dict[str, str]]:
+    """Returns `_loop_ranks` through some tensors. written: tensor -> (einsum, its access), with which those
+    of all others are compared.
     """
     group = {(e.name, rank): {(e.name, rank)} for e in einsums for rank in e.sizes()}
-    written = {e.output.tensor: (e.name, e.output) for e in einsums}
     for e in einsums:
         for p in (p for p in e.inputs if base_tensor(p.tensor, written) in written):
             name, out = written[base_tensor(p.tensor, written)]
@@ -241,7 +257,8 @@ def _loop_over(
     """Returns the shared loop over ranks `rank_of` with the largest tile that fits, and its traffic; None: no
     tile fits, or a forwarded tensor lacks the rank.
     """
-    forwarded = _forwarded(einsums)
+    made = _forwarded(einsums)
+    forwarded = [*made, *_read_in_step(einsums, rank_of, made)]
     if any(
         rank_of[e.name] not in p.full_ranks()
         for e in einsums
@@ -249,6 +266,8 @@ def _loop_over(
         if base_tensor(p.tensor, forwarded) in forwarded
     ):
         return None
+    # the einsum that makes or first reads each tensor
+    first = {p.tensor: e for e in reversed(einsums) for p in e.inputs} | {e.output.tensor: e for e in einsums}
     extent, buffers = einsums[0].sizes()[rank_of[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
     dim, pes = max(
         ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
@@ -259,9 +278,10 @@ def _loop_over(
 
     def forwarded_bits(tile: int) -> int:
         rows = [
-            tile_bits(e.output, e.sizes() | {rank_of[e.name]: tile}, arch.word_bits)
-            for e in einsums
-            if e.output.tensor in forwarded
+            tile_bits(p, first[t].sizes() | {rank_of[first[t].name]: tile}, arch.word_bits)
+            for t in forwarded
+            for p in first[t].tensors()
+            if p.tensor == t
         ]
         return buffers * sum(rows)
 
@@ -277,6 +297,7 @@ def _loop_over(
             users[base_tensor(p.tensor, forwarded)].append((e, p))
     for tensor, uses in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
         if tensor in forwarded:
+            words += _tensor_words(uses[0][1], arch) if tensor not in made else 0
             continue
         size = buffers * uses[0][1].stored_bits(arch.word_bits)
         may_hold = trips > 1 and len(uses) == 1 and rank_of[uses[0][0].name] not in uses[0][1].ranks()
@@ -296,6 +317,35 @@ def _loop_over(
         used_bits,
         words,
     )
+
+
+def _read_in_step(einsums: Sequence[Einsum], rank_of: Mapping[str, str], made: Sequence[str]) -> list[str]:
+    """Returns the dense tensors from outside of which several einsums read the same part in each trip of the
+    loop over `rank_of`, in the order of the einsums.
+    """
+    reads: dict[str, list[tuple[Einsum, Projection]]] = defaultdict(list)
+    for e in einsums:
+        for p in e.inputs:
+            reads[p.tensor].append((e, p))
+    again = {base_tensor(t, reads) for t in reads if base_tensor(t, reads) != t}
+    found = []
+    for tensor, uses in reads.items():
+        positions = {tuple(rank_of[e.name] in d.ranks() for d in p.dims) for e, p in uses}
+        is_whole = all(rank_of[e.name] in p.full_ranks() and p.format == "dense" for e, p in uses)
+        own = (
+            base_tensor(tensor, made) in made
+            or tensor in again
+            or tensor in {e.output.tensor for e in einsums}
+        )
+        if (
+            len(uses) > 1
+            and len(positions) == 1
+            and is_whole
+            and not own
+            and base_tensor(tensor, reads) == tensor
+        ):
+            found.append(tensor)
+    return found
 
 
 def _segment(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from dse.solve.gogeta.accesses import Phase
 from dse.solve.gogeta.operations import Graph
@@ -54,6 +54,73 @@ def search_order(
     return best
 
 
+def every_sequence(graph: Graph, phase_of: Callable[[frozenset[int]], Phase | None]) -> Iterator[list[Phase]]:
+    """Yields every way to run the operations of a period as phases, one after the other. phase_of: the phase
+    of a set of operations, None if they cannot run as one (`accesses.fused_phases`).
+
+    Exponential: for graphs of some ten operations at most, unless only some ways are taken.
+    """
+    makers, count = graph.makers(), graph.operations_per_period
+    needs = [
+        sum({1 << makers[p.tensor] for p in e.inputs if makers.get(p.tensor, count) < count})
+        for e in graph.operations[:count]
+    ]
+    to_visit: list[tuple[int, list[Phase]]] = [(0, [])]  # operations that ran, as bits; their phases
+    while to_visit:
+        ran, phases = to_visit.pop()
+        left = ~ran & ((1 << count) - 1)
+        if not left:
+            yield phases
+        subset = left
+        while subset:
+            members = [v for v in range(count) if subset >> v & 1]
+            if not any(needs[v] & ~(ran | subset) for v in members) and (
+                phase := phase_of(frozenset(members))
+            ):
+                to_visit.append((ran | subset, [*phases, phase]))
+            subset = (subset - 1) & left
+
+
+def join_readers(
+    graph: Graph,
+    best: list[Phase],
+    cost_of: CostOfOrder,
+    phase_of: Callable[[frozenset[int]], Phase | None],
+    max_orders: int = MAX_ORDERS,
+) -> list[Phase]:
+    """Returns the order after joining pairs of phases that read the same tensor, each where that lowers the
+    cost. At most `max_orders` joins are tried, of long orders fewer. phase_of: as in `every_sequence`.
+    """
+    min_cost, orders_left = cost_of(best), min(max_orders, MAX_PHASES // max(len(best), 1))
+    read = [{p.tensor for p in e.inputs} for e in graph.operations]
+    at = 0
+    while at < len(best):
+        for i in reversed(range(at)):
+            first, last = (frozenset(chain(*phase.stages)) for phase in (best[i], best[at]))
+            shared = set().union(*(read[v] for v in first)) & set().union(*(read[v] for v in last))
+            phase = phase_of(first | last) if shared and orders_left > 0 else None
+            if phase is None:
+                continue
+            others = [*best[:i], *best[i + 1 : at]]
+            order = next(
+                (
+                    order
+                    for order in (
+                        [*others, phase, *best[at + 1 :]],
+                        [*best[:i], phase, *others[i:], *best[at + 1 :]],
+                    )
+                    if all(needs <= set(range(k)) for k, needs in enumerate(_predecessors(graph, order)))
+                ),
+                None,
+            )
+            orders_left -= order is not None
+            if order and (cost := cost_of(order)) < min_cost:
+                best, min_cost, at = order, cost, at - 1
+                break
+        at += 1
+    return best
+
+
 def _move_phases(
     graph: Graph,
     best: list[Phase],
@@ -76,6 +143,11 @@ def _move_phases(
                 best, min_cost, improved = order, cost, True
                 break
     return best
+
+
+def _is_valid(graph: Graph, order: Sequence[Phase]) -> bool:
+    """Returns whether each phase comes after all phases from which it reads."""
+    return all(needs <= set(range(k)) for k, needs in enumerate(_predecessors(graph, order)))
 
 
 def _moves(predecessors: Sequence[set[int]]) -> Iterator[tuple[int, int]]:

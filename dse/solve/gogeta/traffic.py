@@ -10,18 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from math import prod
 
 from dse.solve.gogeta import optimum, residency, retention
-from dse.solve.gogeta.accesses import AccessList, Phase, access_list, one_by_one, phase_list, pipelined_phases
-from dse.solve.gogeta.classify import CLASSIFIERS, Edge
+from dse.solve.gogeta.accesses import (
+    AccessList,
+    Phase,
+    access_list,
+    fused_phases,
+    one_by_one,
+    phase_list,
+    pipelined_phases,
+)
+from dse.solve.gogeta.classify import CLASSIFIERS, Edge, unbarred
 from dse.solve.gogeta.operations import SMALL_WORDS, Graph, accessed_words, graph
 from dse.solve.gogeta.optimum import Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, rereads_of
 from dse.solve.gogeta.residency import Traffic
-from dse.solve.gogeta.sequence import search_order
+from dse.solve.gogeta.sequence import every_sequence, join_readers, search_order
 from workloads.einsum import Einsum
 from workloads.graph import Workload
+
+# of graphs of up to so many operations all sequences of phases are tried, if there are at most so many
+MAX_FUSED_OPERATIONS, MAX_SEQUENCES = 8, 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,8 @@ class TrafficReport:
     operations: tuple[Einsum, ...]  # of the same periods
     phases: tuple[Phase, ...]  # GOGETA's, of one period
     order: tuple[Phase, ...]  # the phases of `optimal`, of one period
+    # whether no other order or fusion of operations moves fewer words than `optimal`
+    is_minimum: bool = False
     published: bool = False  # whether words are counted as in the publication (`CountingRule`)
     overfull_operations: int = 0  # operations of a period that cannot read each operand once
     rereads: Rereads = Rereads(0.0, 0)  # lower bound of the words that these read again; 0: not computed
@@ -156,7 +170,17 @@ def traffic_of(
         *(narrower if any(phase.resident_words for phase in phases) else ()),
     ]
     single_ops, pipelined_ops = listed(one_by_one(op_graph), periods), listed(phases, periods)
-    best = search_order(unrolled(1), min(starts, key=cost), cost, single_ops.compulsory_words())
+    ideal = single_ops.compulsory_words()
+    best = search_order(unrolled(1), min(starts, key=cost), cost, ideal)
+    is_minimum = cost(best) <= ideal
+    if not counting.as_published and not is_minimum:
+        phase_of = fused_phases(op_graph, unbarred(op_graph), capacity_words, word_bits)
+        if op_graph.operations_per_period <= MAX_FUSED_OPERATIONS:
+            sequences = list(islice(every_sequence(unrolled(1), phase_of), MAX_SEQUENCES + 1))
+            best = min([best, *sequences[:MAX_SEQUENCES]], key=cost)
+            is_minimum = len(sequences) <= MAX_SEQUENCES
+        else:
+            best = join_readers(unrolled(1), best, cost, phase_of)
     best_policy = min(
         (
             policy_traffic(
@@ -184,6 +208,7 @@ def traffic_of(
         op_graph.operations,
         tuple(phases),
         tuple(best),
+        is_minimum,
         counting.as_published,
         overfull_operations(op_graph.operations[: op_graph.operations_per_period], capacity_words, word_bits),
     )
