@@ -323,9 +323,7 @@ def test_no_shared_loop_cuts_the_rows_of_a_softmax() -> None:
 
 
 def test_answers_and_proofs_for_other_capacities_hold() -> None:
-    """Nests for capacities asked in any order cost what a search for each alone finds, and no proof lies above
-    that.
-    """
+    """Nests for capacities asked in any order cost what a search for each finds; no proof lies above that."""
     e = einsum("S[m,p] += Q[m,e] * K[p,e]", {"m": 32, "p": 32, "e": 16}, "S")
     place = Place("GLB", (("m", 8),), frozenset({"S"}))
     bits = [300.0, 200.0, 131072.0, 150.0, 5000.0, 250.0, 1000.0]
@@ -337,6 +335,7 @@ def test_answers_and_proofs_for_other_capacities_hold() -> None:
             assert min(share, 1) * 0.9 * own[n].cost < bound <= own[n].cost * (1 + 1e-9)
     for n in bits:
         found = nests.best(e, place, n)
-        assert found.mapping and found.bits <= n
+        assert found.mapping
+        assert found.bits <= n
         assert (found.cost, found.lower_bound) == pytest.approx((own[n].cost, own[n].lower_bound))
     assert nests.searches < len(bits)
