@@ -18,7 +18,7 @@ from dse.sim.schedule.graph import evaluate, required_bits
 from dse.solve.schedules.depths import MAX_STEPS, PASSES, Choices, SegmentSearch, Standing
 from dse.solve.schedules.fused import fused
 from dse.solve.schedules.fusible_segments import joined_segments
-from dse.solve.schedules.nests import Nests
+from dse.solve.schedules.nests import Nests, Place
 from dse.solve.schedules.plan import FusedSegment, Plan, price
 from dse.solve.schedules.segment_plans import SegmentPlans
 from dse.solve.schedules.shared_loops import search
@@ -320,3 +320,22 @@ def test_no_shared_loop_cuts_the_rows_of_a_softmax() -> None:
     assert (
         faults(A2S, replace(ROWS, einsums=(ROWS.einsums[0], cut, ROWS.einsums[2])), parse_schedule(CUT)) == []
     )
+
+
+def test_answers_and_proofs_for_other_capacities_hold() -> None:
+    """Nests for capacities asked in any order cost what a search for each finds; no proof lies above that."""
+    e = einsum("S[m,p] += Q[m,e] * K[p,e]", {"m": 32, "p": 32, "e": 16}, "S")
+    place = Place("GLB", (("m", 8),), frozenset({"S"}))
+    bits = [300.0, 200.0, 131072.0, 150.0, 5000.0, 250.0, 1000.0]
+    nests, proofs = (Nests(A2S, "energy", "perfect", lambda _: FREE, 0.0) for _ in range(2))
+    own = {n: Nests(A2S, "energy", "perfect", lambda _: FREE, 0.0).best(e, place, n) for n in bits}
+    for share in (0.5, 0.99, 1.01, 2.0):
+        for n in bits:
+            bound = proofs.proven_bound(e, place, n, share * own[n].cost)
+            assert min(share, 1) * 0.9 * own[n].cost < bound <= own[n].cost * (1 + 1e-9)
+    for n in bits:
+        found = nests.best(e, place, n)
+        assert found.mapping
+        assert found.bits <= n
+        assert (found.cost, found.lower_bound) == pytest.approx((own[n].cost, own[n].lower_bound))
+    assert nests.searches < len(bits)

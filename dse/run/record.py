@@ -16,7 +16,11 @@ from hw.arch import OPS_PER_MAC, Access, Compute, Fanout, Level
 if TYPE_CHECKING:  # imported where it is used: commands that only list columns start without it
     import pyarrow as pa
 
+<<<<<<< HEAD
 MODEL_VERSION = 18
+=======
+MODEL_VERSION = 17
+>>>>>>> schedules
 SOLVER_VERSION = 32
 
 STATUS = ("ok", "infeasible", "pruned", "error")

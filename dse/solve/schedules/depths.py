@@ -26,7 +26,7 @@ from hw.arch import Arch, Level
 from workloads.einsum import Projection
 from workloads.graph import base_tensor
 
-MAX_SEARCHES = 200  # of the mapper in one search of a segment
+MAX_SEARCHES = 60  # of the mapper in one search of a segment
 MAX_STEPS = 20_000  # choices of depths that one search of a segment looks at
 PASSES = -1  # depth of a tensor that passes the level by
 

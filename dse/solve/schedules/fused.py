@@ -121,6 +121,11 @@ class Graph:
     cut_segments: set[Members] = field(default_factory=set)  # those of `members` not searched for all labels
     plans: SegmentPlans = field(default_factory=SegmentPlans)  # of fused segments
     cores: dict[int, Core] = field(default_factory=dict)  # by number of cores in use
+    # by first and last einsum of a segment: the tensors that may be retained meanwhile, and the least
+    # objective value found by their labels
+    fused_values: dict[tuple[int, int], tuple[list[str], dict[tuple[int, ...], float]]] = field(
+        default_factory=dict
+    )
     priced_alone: dict[tuple[object, ...], EinsumCost] = field(default_factory=dict)  # memo of `_layout_rows`
     single_rows: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)  # memo of `_single`
     layout_rows: dict[tuple[object, ...], list[LayoutRow]] = field(default_factory=dict)  # the same, layouts
@@ -518,10 +523,14 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
             len(nodes),
         )
     begins = [i for i, labels in segments_by_boundary.items() if any(m and m.first == i for m in labels)]
-    for done, i in enumerate(begins):
-        progress(i, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
+    found: dict[int, tuple[list[LiveRange], list[Row]]] = {}
+    for done, i in enumerate(reversed(begins)):  # parts of a segment before it (`_apart`)
+        progress(done, [0.0] * n, f"segments from {g.workload.einsums[i].name}")
         with deadline.part(len(begins) - done):
-            _add_segments(g, i, segments_by_boundary[i], graph_factors)
+            found[i] = _segment_rows(g, i, segments_by_boundary[i])
+    for i in begins:
+        live, rows = found[i]
+        graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
     return graph_factors
 
 
@@ -539,9 +548,9 @@ def _agreeing_labels(
     return begins + crosses
 
 
-def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], graph_factors: GraphFactors) -> None:
-    """Adds the factor of the segments that begin with einsum i. labels: all segments that cross the boundary
-    to its right.
+def _segment_rows(g: Graph, i: int, labels: Sequence[Members | None]) -> tuple[list[LiveRange], list[Row]]:
+    """Returns the rows of the segments that begin with einsum i, and the tensors whose labels they have after
+    that of the boundary. labels: all segments that cross the boundary to its right.
     """
     starting = [(label, m) for label, m in enumerate(labels) if m and m.first == i]
     other_labels = [label for label, m in enumerate(labels) if m is None or m.first < i]
@@ -556,7 +565,7 @@ def _add_segments(g: Graph, i: int, labels: Sequence[Members | None], graph_fact
                     g, m, dict(zip((one.tensor for one in live), live_labels, strict=True)), live
                 )
             ]
-    graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
+    return live, rows
 
 
 def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[str]:
@@ -698,8 +707,22 @@ def _undominated(
 
 def _fused(
     g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
+) -> list[tuple[Option, MakeSegment]]:
+    """Returns the best plans of a fused segment, by level, for given labels of retained tensors, and notes
+    their least cost for `_apart`.
+    """
+    plans = list(_plans(g, m, labels, alive))
+    costs = [objective_value(g.objective, option.energy, option.latency) for option, _ in plans]
+    meanwhile = [one.tensor for one in alive if one.first <= m.last and one.last >= m.first]
+    _, by_labels = g.fused_values.setdefault((m.first, m.last), (meanwhile, {}))
+    by_labels[tuple(labels[t] for t in meanwhile)] = min(costs, default=inf)
+    return plans
+
+
+def _plans(
+    g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
 ) -> Iterator[tuple[Option, MakeSegment]]:
-    """Yields the best plans of a fused segment, by level, for given labels of retained tensors."""
+    """Yields the plans of `_fused`."""
     reservation = _reservation(g, labels, alive, m.first, m.last)
     if reservation is None or any(labels.get(t) for t in m.forwarded):
         return
@@ -707,7 +730,7 @@ def _fused(
         g.is_cut = True
         g.cut_segments.add(m)
         return
-    einsums = g.workload.einsums[m.first : m.last + 1]
+    einsums, cutoff = g.workload.einsums[m.first : m.last + 1], _apart(g, m, labels, alive)
     for v, level in enumerate(g.levels):
         if reservation.level_index not in (-1, v) or not _may_forward(einsums, m, level):
             continue
@@ -718,10 +741,10 @@ def _fused(
             continue
         free = min(reservation.free_bits, level.capacity_bits or inf)
         s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
-        for option in g.plans.best(s, _unfused_value(g, m, labels, alive)):
+        for option in g.plans.best(s, cutoff):
             yield option, partial(plan_segment, s, option.plan)
     if g.array:
-        yield from on_cores(g, m, g.array, _unfused_value(g, m, labels, alive))
+        yield from on_cores(g, m, g.array, cutoff)
 
 
 def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tuple[Option, MakeSegment]]:
@@ -754,19 +777,27 @@ def _split_segment(s: FusedSegment, plan: Plan, split: Split, outer: str) -> Seg
     return all_cores(plan_segment(s, plan), split, outer, s.made)
 
 
-def _unfused_value(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
-    """Returns the objective value of the members unfused, with the same tensors retained. A segment that
-    costs more is never chosen. inf for EDP, which does not add up over einsums.
+def _apart(g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]) -> float:
+    """Returns the least objective value of the members in more than one segment, with the same tensors
+    retained: each alone, or in shorter fused segments that were searched before. A segment that costs more is
+    never chosen. inf for EDP, which does not add up over einsums.
     """
     if g.objective == "edp":
         return inf
     own = labels | {one.tensor: labels.get(one.tensor, 0) for one in alive}
-    total = 0.0
+    costs = [0.0]  # of the first members
     for i in range(m.first, m.last + 1):
         single = _single(g, i, own, [one for one in alive if one.first <= i <= one.last])
         option = single[0].option if single else None
-        total += objective_value(g.objective, option.energy, option.latency) if option else inf
-    return total
+        alone = objective_value(g.objective, option.energy, option.latency) if option else inf
+        least = costs[-1] + alone
+        for first in range(m.first + (i == m.last), i):
+            if (first, i) in g.fused_values:
+                meanwhile, by_labels = g.fused_values[first, i]
+                shorter = by_labels.get(tuple(own[t] for t in meanwhile), inf)
+                least = min(least, costs[first - m.first] + shorter)
+        costs.append(least)
+    return costs[-1]
 
 
 def _may_forward(einsums: Sequence[Einsum], m: Members, level: Level) -> bool:

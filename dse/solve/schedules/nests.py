@@ -10,13 +10,13 @@ and the first answer remains the lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, sqrt
 
 from dse.mapper.exact.optimal import names_some_dims, optimal
-from dse.mapper.exact.search import search, supports
+from dse.mapper.exact.search import search, search_below, supports
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import rename
@@ -26,13 +26,14 @@ from dse.sim.counts.counts import footprints
 from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
 from dse.sim.einsum.cost import node_bits
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, einsum_cost, objective_value
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
 Key = tuple[object, ...]  # of an einsum at a place, without names
 # boundary of an einsum in a segment with others, which bring in tensors: no bound of an einsum alone holds
 IN_SEGMENT = Boundary(branched=True)
+PROOF_NODES = PROOF_BOXES = 20_000  # nodes placed and boxes bounded in a search of `proven_bound`, at most
 TRIES = 3  # searches of a nest, each for less capacity than the one before
 
 
@@ -61,6 +62,7 @@ class Nest:
     # no nest at the place costs less, in a unit that adds up over einsums: energy, cycles or the square root
     # of energy x cycles, by objective; inf: no nest fits
     lower_bound: float
+    cost: float = inf  # as the search counts it, in the same unit
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class Nests:
     found: dict[tuple[object, ...], tuple[Einsum, EinsumCost | Infeasible]] = field(default_factory=dict)
     # by einsum, boundary and nest: what the evaluator says of a segment's einsum (`plan.price`)
     prices: dict[tuple[Einsum, Boundary, Mapping], EinsumCost | Infeasible] = field(default_factory=dict)
+    # by einsum and place: (free bits, lower bound) of each short search (`proven_bound`)
+    proven: dict[Key, list[tuple[float, float]]] = field(default_factory=dict)
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
@@ -122,14 +126,32 @@ class Nests:
         """Returns the highest lower bound among answers for at least as many free bits. It holds for fewer
         bits too; 0.0 without such an answer.
         """
-        return max(
-            (
-                nest.lower_bound
-                for searched_bits, _, nest in self._answers(e, place)
-                if free_bits <= searched_bits
-            ),
-            default=0.0,
-        )
+        answered = ((bits, nest.lower_bound) for bits, _, nest in self._answers(e, place))
+        proven = self.proven.get(self._key(e, place), ())
+        return max((bound for bits, bound in (*answered, *proven) if free_bits <= bits), default=0.0)
+
+    def proven_bound(self, e: Einsum, place: Place, free_bits: float, cutoff: float) -> float:
+        """Returns a lower bound of nests at a place: `cutoff` where a short search proves that none costs
+        less (`search_below`; it leaves out at once what a search for the best nest bounds one by one), else
+        what is known.
+        """
+        known = self.cached_bound(e, place, free_bits)
+        answered = self._answered(e, place, free_bits) is not None
+        if known >= cutoff or answered or cutoff == inf or self.objective == "edp" or self.without_layouts:
+            return known
+        v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
+        (trip, trip_count), *other_trips = trips_below(e, place.loops)
+        others = self._others(e, place, other_trips)
+        constraints = self._constraints(trip, place)
+        if cutoff <= others or names_some_dims(constraints, self.arch):
+            return known
+        self.searches += 1
+        problem = self._problem(trip, place, self._with_capacity(place, v, free_bits))
+        goal, proofs = (cutoff - others) / trip_count, self.proven.setdefault(self._key(e, place), [])
+        found = search_below(problem, self.factors, constraints, goal, 1.0, PROOF_NODES, PROOF_BOXES)
+        bound = cutoff if found.lower_bound >= goal else trip_count * found.lower_bound + others
+        proofs.append((free_bits, bound))
+        return max(known, bound)
 
     def _answers(self, e: Einsum, place: Place) -> list[tuple[float, Einsum, Nest]]:
         """Returns all answers at a place: (free bits, einsum, nest)."""
@@ -153,23 +175,47 @@ class Nests:
 
     def best(self, e: Einsum, place: Place, free_bits: float) -> Nest:
         """Returns the nest of an einsum at a place whose own storage nodes take at most `free_bits` bits of
-        the level. An earlier answer for more bits is returned if it fits.
+        the level. Earlier answers are asked first (`_answered`), and from the second question on the answer
+        for all bits of the level.
         """
         answers = self._answers(e, place)
-        for searched_bits, solved_einsum, nest in answers:
-            if free_bits == searched_bits or (
-                nest.bits <= free_bits <= searched_bits
-                if nest.mapping
-                else free_bits <= searched_bits and nest.lower_bound == inf
-            ):
-                return (
-                    nest
-                    if solved_einsum is e or not nest.mapping
-                    else replace(nest, mapping=rename(nest.mapping, solved_einsum, e))
-                )
-        nest = self._solve(e, place, free_bits)
-        answers.append((free_bits, e, nest))
+        whole_bits = self._capacity(place)
+        asked = [free_bits] if not answers or free_bits >= whole_bits else [whole_bits, free_bits]
+        for bits in asked:
+            if nest := self._answered(e, place, free_bits):
+                return nest
+            if all(bits != searched_bits for searched_bits, _, _ in answers):
+                answers.append((bits, e, self._solve(e, place, bits)))
+        nest = self._answered(e, place, free_bits)
+        assert nest
         return nest
+
+    def _capacity(self, place: Place) -> float:
+        """Returns the bits of the level of a place."""
+        of_level = (one.capacity_bits or inf for one in self.arch.levels if one.name == place.level)
+        return next(of_level, inf)
+
+    def _answered(self, e: Einsum, place: Place, free_bits: float) -> Nest | None:
+        """Returns the nest that earlier searches have for `free_bits` bits; None if they leave it open.
+
+        Fewer bits cost no less: an answer for more bits holds if it fits, or if there is none. An answer for
+        fewer bits holds if it costs no more, but for the allowed gap, than the lower bound for more bits.
+        """
+        answers = self._answers(e, place)
+        more = [(bits, solved, nest) for bits, solved, nest in answers if free_bits <= bits]
+        if any(nest.lower_bound == inf for _, _, nest in more):
+            return Nest(None, 0, inf)
+        searched = any(bits == free_bits for bits, _, _ in more)
+        fitting = [one for one in answers if one[2].mapping and one[2].bits <= free_bits]
+        if not fitting:
+            return next((nest for bits, _, nest in more if bits == free_bits), None)
+        _, solved, nest = min(fitting, key=lambda one: one[2].cost)
+        bound = max((nest.lower_bound for _, _, nest in more), default=0.0)
+        gap = max(self.allowed_gap if self.allowed_gap < inf else 0.0, ROUNDING_GAP)
+        holds = searched or any(bits >= free_bits for bits, _, _ in fitting) or nest.cost <= bound * (1 + gap)
+        if not holds or nest.mapping is None:
+            return None
+        return replace(nest, mapping=rename(nest.mapping, solved, e), lower_bound=bound)
 
     def _solve(self, e: Einsum, place: Place, free_bits: float) -> Nest:
         """Returns the nest of an einsum at a place, searched (see the top of this module)."""
@@ -178,18 +224,16 @@ class Nests:
             0,
         )
         (trip, trip_count), *other_trips = trips_below(e, place.loops)
-        lower_bound, searched_bits = 0.0, free_bits
+        lower_bound, others, searched_bits = 0.0, 0.0, free_bits
         for attempt in range(TRIES):
-            found = self._search(trip, place, self.arch, level_index, searched_bits)
+            found = self._search(trip, place, level_index, searched_bits)
             if not isinstance(found, EinsumCost):
                 # unit nodes: the search ran out of its budget, so a nest may exist
                 return Nest(None, 0, lower_bound if attempt or found.unit == "nodes" else inf)
             if not attempt:
-                lower_bound = (
-                    trip_count * self._additive_value(found)
-                    + sum(n * self._trip_bound(other_trip, place) for other_trip, n in other_trips)
-                    + self.pj_once(e, place)
-                )
+                others = self._others(e, place, other_trips)
+                lower_bound = trip_count * self._additive_value(found, 1 + found.optimality_gap) + others
+            cost = trip_count * self._additive_value(found) + others
             # the schedule has the nodes of tensors that have their home at the level
             trimmed = replace(
                 found.mapping,
@@ -205,15 +249,13 @@ class Nests:
                 for level in self.arch.levels
                 if level.name != place.level
             ):
-                return Nest(trimmed, bits_by_level.get(place.level, 0), lower_bound)
+                return Nest(trimmed, bits_by_level.get(place.level, 0), lower_bound, cost)
             searched_bits *= min(free_bits / max(bits_by_level.get(place.level, 0), 1), 0.9)
         return Nest(None, 0, lower_bound)
 
-    def _search(
-        self, e: Einsum, place: Place, arch: Arch, v: int, free_bits: float
-    ) -> EinsumCost | Infeasible:
+    def _search(self, e: Einsum, place: Place, v: int, free_bits: float) -> EinsumCost | Infeasible:
         """Returns the mapper's answer for one trip. v: number of the level that has `free_bits` left."""
-        problem = self._problem(e, place, arch)
+        problem = self._problem(e, place, self.arch)
         names = [p.tensor for p in (e.output, *e.inputs)]
         homes = tuple(names.index(t) for t in names if t in place.homes())
         key = canonical_key(e), homes, problem.boundary is ALONE, v if place.level else 0, free_bits
@@ -223,16 +265,23 @@ class Nests:
                 return found
             return replace(found, mapping=rename(found.mapping, solved_einsum, e))
         self.searches += 1
-        if place.level and free_bits < inf:
-            levels = [
-                replace(level, capacity_bits=int(free_bits)) if i == v else level
-                for i, level in enumerate(arch.levels)
-            ]
-            problem = self._problem(e, place, replace(arch, levels=tuple(levels)))
+        problem = self._problem(e, place, self._with_capacity(place, v, free_bits))
         answer = optimal(problem, self.factors, self._constraints(e, place), allowed_gap=self.allowed_gap)
         found = answer if isinstance(answer, Infeasible) else answer[0]
         self.found[key] = e, found
         return found
+
+    def _with_capacity(self, place: Place, v: int, free_bits: float) -> Arch:
+        """Returns the machine with `free_bits` bits at the level of a place. v: its number"""
+        levels = [
+            replace(level, capacity_bits=int(free_bits)) if i == v and free_bits < inf else level
+            for i, level in enumerate(self.arch.levels)
+        ]
+        return replace(self.arch, levels=tuple(levels)) if place.level else self.arch
+
+    def _others(self, e: Einsum, place: Place, other_trips: Sequence[tuple[Einsum, int]]) -> float:
+        """Returns a lower bound of what a nest costs besides its first kind of trips."""
+        return sum(n * self._trip_bound(one, place) for one, n in other_trips) + self.pj_once(e, place)
 
     def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
         return Problem(arch, e, self.objective, IN_SEGMENT if place.homes() or place.loops else ALONE)
@@ -240,10 +289,8 @@ class Nests:
     def _constraints(self, e: Einsum, place: Place) -> Constraints:
         return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
 
-    def _additive_value(self, found: EinsumCost) -> float:
-        value = objective_value(self.objective, found.energy_pj, found.latency_cycles) / (
-            1 + found.optimality_gap
-        )
+    def _additive_value(self, found: EinsumCost, divisor: float = 1.0) -> float:
+        value = objective_value(self.objective, found.energy_pj, found.latency_cycles) / divisor
         return sqrt(value) if self.objective == "edp" else value
 
     def padding_extra_bound(self, e: Einsum, place: Place) -> float:
