@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 from math import inf, log, prod
+from typing import NamedTuple
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
 from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, sort_key
-from dse.mapper.exact.search import BUDGET, Exposed, Spread, search_below, supports
+from dse.mapper.exact.search import BUDGET, NO_SPREADS, Exposed, Spread, search_below, supports
 from dse.mapping.constraints import FREE, Constraints, Factors, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
@@ -38,7 +39,7 @@ from dse.sim.einsum.evaluate import (
     objective_value,
     relative_gap,
 )
-from dse.sim.fronts import Objective, undominated
+from dse.sim.fronts import undominated
 from dse.sim.levels import transfer
 from dse.sim.levels.network import Uncounted
 from dse.sim.levels.transfer import Transfer
@@ -240,6 +241,16 @@ class PricedMappings:
     space: Mappings
 
 
+class _LineSearch(NamedTuple):
+    """A search with lines in view (`search.search_below`)."""
+
+    objective: str
+    constraints: Constraints
+    exposed: Exposed = "least"
+    spread: Dict[str, Spread] = NO_SPREADS
+    is_below: bool = False  # whether below the least cost that is known
+
+
 @outermost.mapper
 def priced_mappings(
     problem: Problem,
@@ -297,24 +308,14 @@ def priced_mappings(
         price(fitting(problem, best.mapping, constraints))
     is_searched = supports(e, searchable) and not names_some_dims(constraints, arch)
     staging = list(_staging_constraints(e, arch, constraints))
-    # (objective, stalls, spread, constraints, whether below the least cost known)
-    searches: list[tuple[Objective, Exposed, Dict[str, Spread], Constraints, bool]] = [
-        (problem.objective, "least", {}, constraints, False),
-        *(
-            [(problem.objective, "sequential", {}, constraints, True)]
-            if problem.objective != "energy"
-            else []
-        ),
-        *([(problem.objective, "least", spread, constraints, True)] if spread else []),
-        *([("energy", "least", {}, constraints, False)] if problem.objective != "energy" else []),
-        *(("latency", "least", {}, rules, False) for rules in staging),
-        *(
-            (problem.objective, "least", {}, rules, True)
-            for rules in staging
-            if problem.objective != "latency"
-        ),
-    ]
-    for i, (objective, exposed, search_spread, rules, is_below) in enumerate(searches if is_searched else ()):
+    goal, is_energy = problem.objective, problem.objective == "energy"
+    searches = [_LineSearch(goal, constraints)]
+    searches += [] if is_energy else [_LineSearch(goal, constraints, "sequential", is_below=True)]
+    searches += [_LineSearch(goal, constraints, spread=spread, is_below=True)] if spread else []
+    searches += [] if is_energy else [_LineSearch("energy", constraints)]
+    searches += [_LineSearch("latency", rules) for rules in staging]
+    searches += [_LineSearch(goal, rules, is_below=True) for rules in staging if goal != "latency"]
+    for i, (objective, rules, exposed, search_spread, is_below) in enumerate(searches if is_searched else ()):
         if priced and gap() <= allowed_gap:
             break
         known = min((objective_value(objective, *pair) for pair in costs()), default=inf) if is_below else inf
