@@ -1,5 +1,5 @@
 """ALT's tables on machines that feel layouts: python -m bench.alt CASE... | sampled JOINT LOOPS CASE... |
-operators MACHINE COUNT [JOINT LOOPS] | first MACHINE
+operators MACHINE COUNT [JOINT LOOPS] | gaps COUNT [MACHINE...] | first MACHINE
 
 networks    what each pick of `solver.layout` costs over `alt`, how far alt may lie above any mappings in any
             layouts, conversions, and CPU seconds of the mappings (`priced_mappings`), of the graph, and of
@@ -10,6 +10,9 @@ sampled     the two-stage search of whole networks (ALT: 8,000 + 12,000 costs), 
             products share the costs evenly, other operators take conversions in as is best
 operators   nine operators in COUNT random sizes: row-major layouts and the two-stage search (300 + 700 costs,
             or JOINT + LOOPS; none at 0 0) over the exact answer (ALT, Fig. 9)
+gaps        the same operators in COUNT sizes on machines that feel layouts, energy and latency: how far the
+            answer may lie above any mapping in any layouts, by operator, and its CPU seconds over those of
+            the machine without lines (exit 1: the median is above 5 % or one above 15 %)
 first       the first layer of ResNet-18: the paper's layouts (ht 4, wt 16, ot 16) in the mappings found,
 beside those found; and the best ot over the lanes
 """
@@ -20,9 +23,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from random import Random
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Literal, cast
 
 import numpy as np
@@ -38,6 +42,7 @@ from dse.mapper.exact.layout_aware import (
     layout_pricing,
     priced_mappings,
 )
+from dse.mapper.exact.optimal import optimal
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Problem
@@ -257,6 +262,37 @@ def fig9(name: str, count: int, joint: int = 300, loops: int = 700) -> None:
         print(f"{kind:6}" + " ".join(f"{geometric_mean(own[head]):12.3f}" for head in heads), flush=True)
 
 
+MACHINES = ("burst_edge", "cpu_like", "gpu_like", "arm_like")
+
+
+def gaps(count: int, names: Sequence[str]) -> int:
+    """Prints gaps and CPU seconds of every operator, size, machine and objective; 1 if the gaps are large."""
+    every = list[float]()
+    print(f"{count} sizes, gap in %: median, worst; CPU s, over those without lines (in all)")
+    for name, objective in product(names, ("energy", "latency")):
+        arch = machine.load_arch(name)
+        taken, bare, by_kind = 0.0, 0.0, dict[str, list[float]]()
+        for seed in range(count):
+            for kind, e in operators(Random(seed)).items():
+                begun = time.process_time()
+                optimal(Problem(arch.ideal(), e, cast(Objective, objective)), allowed_gap=0.01)
+                between = time.process_time()
+                found = layout_aware(Problem(arch, e, cast(Objective, objective)), allowed_gap=0.01)
+                assert not isinstance(found, Infeasible)
+                taken, bare = taken + time.process_time() - between, bare + between - begun
+                by_kind.setdefault(kind, []).append(100 * found[0].optimality_gap)
+        own = [gap for one in by_kind.values() for gap in one]
+        every += own
+        print(
+            f"{name:10} {objective:8} {median(own):6.2f} {max(own):6.1f}; {taken:6.1f} s, "
+            f"{taken / bare:4.0f} x | "
+            + " ".join(f"{kind} {median(one):.1f},{max(one):.1f}" for kind, one in by_kind.items()),
+            flush=True,
+        )
+    print(f"all: median {median(every):.2f} %, worst {max(every):.1f} %")
+    return int(median(every) > 5 or max(every) > 15)
+
+
 def first(name: str) -> None:
     """Latencies, and lines moved at main memory, of the first layer of ResNet-18 in given layouts of its
     output, in the mapping that suits them best.
@@ -300,6 +336,8 @@ def main(cases: Sequence[str]) -> int:
     if cases and cases[0] == "operators":
         fig9(cases[1], *map(int, cases[2:]))
         return 0
+    if cases and cases[0] == "gaps":
+        return gaps(int(cases[1]), cases[2:] or MACHINES)
     if cases and cases[0] == "sampled":
         for case in cases[3:]:
             whole(case, int(cases[1]), int(cases[2]))

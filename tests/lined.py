@@ -37,8 +37,8 @@ class Pair:
 
 
 def problem(seed: int, most: int = 250, objective: str = "energy") -> tuple[Problem, str]:
-    """A small problem on a machine whose levels outside of all lanes move lines, some of them rows; nothing
-    leaks; and its tiles.
+    """A small problem on a machine whose levels outside of all lanes move lines, some of them rows, banks or
+    lines that are prefetched; nothing leaks; and its tiles.
     """
     rng = Random(seed)
     tiles = rng.choice(["perfect", "perfect", "imperfect_spatial"])
@@ -64,6 +64,16 @@ def lined_arch(rng: Random, arch: Arch) -> Arch:
             if v < border and (not v or rng.random() < 0.5)
             else level
         )
+    for v, level in enumerate(levels):
+        if level.access and rng.random() < 0.5:
+            waits = rng.choice(
+                [
+                    {"prefetch_lines": 2, "miss_cycles": 3.0},
+                    {"prefetch_lines": 2, "miss_cycles": 3.0, "prefetch_run": 0.1, "prefetch_line": 0.4},
+                    {"banks": 2} if v else {"prefetch_lines": 3, "miss_cycles": 1.0},
+                ]
+            )
+            levels[v] = replace(level, access=replace(level.access, **waits))
     return replace(arch, levels=tuple(levels), compute=replace(arch.compute, leak_mw=0.0))
 
 

@@ -388,7 +388,7 @@ def test_what_is_written_is_read_back(pick: str, tmp_path: Path) -> None:
                 found.solution.energy_pj,
                 found.solution.latency_cycles,
             )
-    assert apart > 1
+    assert apart > 0
     assert copies > 2 or pick == "alt"
 
 
@@ -549,7 +549,7 @@ def test_what_a_beam_cuts_is_said() -> None:
     solved = solve(SMALL, net, "energy")
     for most, said in (
         (1 << 20, "exact over the candidate layouts"),
-        (2, "above the optimum over the candidate layouts"),
+        (4, "above the optimum over the candidate layouts"),
     ):
         assert said in patched(assign_layouts, most, SMALL, net, "energy", "alt", solved).solution.certificate
 

@@ -46,6 +46,13 @@ def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> 
         assert value >= floor * (1 - 1e-9), str(mapping)
 
 
+def test_a_request_of_padding_misses_nothing() -> None:
+    """One operand is padding alone, one level prefetches, the other has banks: the bound is attained."""
+    one, tiles = pairs.problem(220, 60, "latency")
+    best = min(value for value, _ in pairs.priced_at_random(one, tiles, Random(220)))
+    assert search(one, tiles).lower_bound == pytest.approx(best)  # type: ignore[arg-type]
+
+
 def test_mappings_are_chosen_with_lines_in_view() -> None:
     """Sums of 56 x 56 x 64: where layouts cost nothing compute reads main memory, 16 bytes a time; with
     bursts of 256 bytes tiles go through registers.

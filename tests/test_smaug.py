@@ -237,6 +237,12 @@ def test_dilated_windows_overlap_by_what_they_span() -> None:
     )
 
 
+def test_rows_share_the_scratchpad_of_the_weights() -> None:
+    """256 rows of 64 fit the inputs; of three further operands 5,461 elements each fit the weights."""
+    t = tiling(Operator("rows", "r", (1024, 64), others=((1024, 64),) * 3))
+    assert t.tensors["inputs"].tile == (85, 64)
+
+
 def test_a_last_tile_without_a_window_is_not_made() -> None:
     op = conv((1, 64, 64, 32), 5, 16, stride=3, padding=False)
     assert [tiling(op, faithful).tensors["inputs"].grid()[1] for faithful in (True, False)] == [11, 10]

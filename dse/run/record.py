@@ -18,9 +18,12 @@ if TYPE_CHECKING:  # imported where it is used: commands that only list columns 
 
 <<<<<<< HEAD
 MODEL_VERSION = 18
+<<<<<<< HEAD
 =======
 MODEL_VERSION = 17
 >>>>>>> schedules
+=======
+>>>>>>> alt
 SOLVER_VERSION = 32
 
 STATUS = ("ok", "infeasible", "pruned", "error")

@@ -95,7 +95,7 @@ def pairs(first: int, last: int) -> tuple[list[str], list[float]]:
                 f"seed {seed}: floor {answer.energy_pj / (1 + answer.optimality_gap)} above "
                 f"{best.energy} of\n{best.mapping}"
             )
-        if joint.search(one, tiles).lower_bound > best.energy * (1 + 1e-9):  # type: ignore[arg-type]
+        if search(one, tiles).lower_bound > best.energy * (1 + 1e-9):  # type: ignore[arg-type]
             wrong.append(f"seed {seed}: floor of the search above {best.energy} of\n{best.mapping}")
         above.append(max(answer.energy_pj / best.energy - 1, 0.0))
     return wrong, above
@@ -317,7 +317,7 @@ MUTANTS = (
 
 def lives(mutant: str, many: int) -> bool:
     """Whether nothing notices a rule that is changed."""
-    cost, plain, bits = convert.Conversions.cost, searched.search, searched._line_bits
+    cost, plain, bits = convert.Conversions.cost, searched.search_below, searched._line_bits
     changed: list[tuple[Any, str, Any]] = {
         "conversions cost nothing": [
             (convert.Conversions, "lower_bound", lambda self, *a: (0.0, 0.0)),
@@ -334,7 +334,7 @@ def lives(mutant: str, many: int) -> bool:
         "floor 5 % too high": [
             (
                 joint,
-                "search",
+                "search_below",
                 lambda *a, **k: replace(plain(*a, **k), lower_bound=1.05 * plain(*a, **k).lower_bound),
             )
         ],

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 from math import inf, log, prod
+from typing import NamedTuple
 
 from dse.layout.address import Layout, row_major
 from dse.layout.text import show
 from dse.mapper.exact.layout_candidates import layouts
 from dse.mapper.exact.optimal import names_some_dims, none_fits, optimal, sort_key
-from dse.mapper.exact.search import BUDGET, Spread, search, supports
+from dse.mapper.exact.search import BUDGET, NO_SPREADS, Exposed, Spread, search_below, supports
 from dse.mapping.constraints import FREE, Constraints, Factors, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
@@ -48,7 +49,10 @@ from workloads.einsum import Einsum
 
 # after a layout that adds at most this share of energy and of cycles, no other one is tried
 NEGLIGIBLE = 1e-3
-STAGED_BUDGET = 1 << 20  # node budget of a search for mappings that stage all tensors on chip
+# storage nodes placed, and boxes of spatial unrollings bounded, at most: by each search with lines in view,
+# and by those for mappings below a known cost
+LINES_BUDGET, LINES_CHOICES = 100_000, 100_000
+CANDIDATE_BUDGET, CANDIDATE_CHOICES = 20_000, 20_000
 MAX_LAYOUT_SETS = 64  # sets of layouts (one layout per `TensorAt`) that are compared, at most
 TensorAt = tuple[str, str]  # (level, tensor)
 
@@ -207,15 +211,17 @@ def layout_aware(
 
     interface: tensors that must lie row-major at the outermost level.
 
-    These mappings are priced, each in its best layouts; from the third on only while none is within
-    `allowed_gap` of the lower bound:
+    These mappings are priced, each in its best layouts, while none is within `allowed_gap` of the lower
+    bound; 3, 4 and the last are searched below the least cost of those before, which leaves out most of the
+    space:
 
-    1. the best one on the assumption that lines are filled;
-    2. the best one if, besides, elements of interface tensors that lie about a line apart share no line;
-    3. the one with the least energy: row activations and misses take time that the search does not see, and
+    1. the best ones where layouts cost nothing;
+    2. the best one on the assumption that lines are filled;
+    3. the same if tiles of a single buffer wait for all ports, one after the other;
+    4. the best one if, besides, elements of interface tensors that lie about a line apart share no line;
+    5. the one with the least energy: row activations and misses take time that the search does not see, and
        fewer lines have fewer of them;
-    4. the fastest ones that stage all tensors in a level on chip;
-    5. the best ones where layouts cost nothing.
+    6. the best ones that stage all tensors in a level on chip, and the fastest of these.
     """
     found = priced_mappings(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
@@ -233,6 +239,16 @@ class PricedMappings:
     lower_bound: float  # on the objective of any mapping in any layouts
     visited: int
     space: Mappings
+
+
+class _LineSearch(NamedTuple):
+    """A search with lines in view (`search.search_below`)."""
+
+    objective: str
+    constraints: Constraints
+    exposed: Exposed = "least"
+    spread: Dict[str, Spread] = NO_SPREADS
+    is_below: bool = False  # whether below the least cost that is known
 
 
 @outermost.mapper
@@ -253,17 +269,11 @@ def priced_mappings(
     spread = interface_spread(e, arch, interface)
     searchable = "imperfect_spatial" if factors == "imperfect" else factors
 
+    def costs() -> Iterator[tuple[float, float]]:
+        return ((one.energy_pj, one.latency_cycles) for _, one in priced.values())
+
     def gap() -> float:
-        return relative_gap(
-            min(
-                (
-                    objective_value(problem.objective, one.energy_pj, one.latency_cycles)
-                    for _, one in priced.values()
-                ),
-                default=inf,
-            ),
-            bound,
-        )
+        return relative_gap(min(objective_value(problem.objective, *pair) for pair in costs()), bound)
 
     def price(mapping: Mapping | None) -> None:
         if mapping and mapping not in priced and _fits(problem, mapping):
@@ -274,29 +284,6 @@ def priced_mappings(
                 return
             priced[mapping] = one, cost_in_best_layouts(one, interface)
 
-    searches = [
-        ({}, problem.objective),
-        *([(spread, problem.objective)] if spread else []),
-        *([({}, "energy")] if problem.objective != "energy" else []),
-    ]
-    for search_spread, objective in (
-        searches if supports(e, searchable) and not names_some_dims(constraints, arch) else ()
-    ):
-        if priced and objective != problem.objective and gap() <= allowed_gap:
-            break
-        found = search(replace(problem, objective=objective), searchable, constraints, spread=search_spread)
-        visited += found.visited
-        if search_spread is searches[0][0] and searchable == factors:
-            bound = found.lower_bound
-        if found.lower_bound == inf:
-            return none_fits(problem, constraints)
-        price(found.mapping)
-    for rules in _staging_constraints(e, arch, constraints):
-        if not supports(e, searchable) or (priced and gap() <= allowed_gap):
-            break
-        found = search(replace(problem, objective="latency"), searchable, rules, STAGED_BUDGET)
-        visited += found.visited
-        price(found.mapping)
     for objective, kind in product(
         dict.fromkeys((problem.objective, "energy")), dict.fromkeys((searchable, factors))
     ):
@@ -312,14 +299,44 @@ def priced_mappings(
             return without_lines
         best, visited = without_lines[0], visited + without_lines[0].visited
         if (objective, kind) == (problem.objective, factors):
-            bound = max(
-                bound,
+            bound = (
                 objective_value(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap)
                 if best.space
-                else 0.0,
+                else 0.0
             )
             space = best.space or space
         price(fitting(problem, best.mapping, constraints))
+    is_searched = supports(e, searchable) and not names_some_dims(constraints, arch)
+    staging = list(_staging_constraints(e, arch, constraints))
+    goal, is_energy = problem.objective, problem.objective == "energy"
+    searches = [_LineSearch(goal, constraints)]
+    searches += [] if is_energy else [_LineSearch(goal, constraints, "sequential", is_below=True)]
+    searches += [_LineSearch(goal, constraints, spread=spread, is_below=True)] if spread else []
+    searches += [] if is_energy else [_LineSearch("energy", constraints)]
+    searches += [_LineSearch("latency", rules) for rules in staging]
+    searches += [_LineSearch(goal, rules, is_below=True) for rules in staging if goal != "latency"]
+    for i, (objective, rules, exposed, search_spread, is_below) in enumerate(searches if is_searched else ()):
+        if priced and gap() <= allowed_gap:
+            break
+        known = min((objective_value(objective, *pair) for pair in costs()), default=inf) if is_below else inf
+        found = search_below(
+            replace(problem, objective=objective),
+            searchable,
+            rules,
+            known,
+            allowed_gap if is_below else 0.0,
+            CANDIDATE_BUDGET if is_below else LINES_BUDGET,
+            CANDIDATE_CHOICES if is_below else LINES_CHOICES,
+            exposed,
+            search_spread,
+            with_outer_bounds=False,
+        )
+        visited += found.visited
+        if i == 0 and searchable == factors:
+            bound = max(bound, found.lower_bound)
+            if found.lower_bound == inf and not priced:
+                return none_fits(problem, constraints)
+        price(found.mapping)
     if uncounted and not priced:
         raise uncounted[0]
     if not priced:

@@ -242,6 +242,9 @@ def search_below(
     gap: float,
     budget: int,
     choices: int | None = None,
+    exposed: Exposed = "least",
+    spread: Dict[str, Spread] = NO_SPREADS,
+    with_outer_bounds: bool = True,
 ) -> SearchResult:
     """Returns a mapping that costs less than `cutoff`, within the relative gap `gap` of the optimum; or the
     proof that no mapping costs less than that.
@@ -252,6 +255,10 @@ def search_below(
 
     budget: nodes placed at most. choices: boxes of spatial unrollings bounded at most. Where either ends, the
         lower bound is that of what is left.
+    exposed, spread: as in `search`; the lower bound holds for other than these defaults only where they count
+        no more than the evaluator.
+    with_outer_bounds: False leaves out bounds of the outer levels together, which take seconds where there
+        are many ways to unroll: they pay in long searches alone.
     """
     nothing = SearchResult(None, 0, 0.0, ended=True)
     if not supports(problem.einsum, factors) or unrolling_count(problem, factors, constraints) == inf:
@@ -259,10 +266,10 @@ def search_below(
     problem = _searched(problem)
     if _none_allowed(problem, constraints):
         return SearchResult(None, 0, cutoff)
-    machines = _read_machines([problem], constraints, "least", NO_SPREADS, inf)
+    machines = _read_machines([problem], constraints, exposed, spread, inf)
     best = np.array([[cutoff, 0.0, 0.0]])
     nests, visited, left, ended = _search_factors(
-        machines, factors, constraints, budget, best, choices, 1 + gap, with_perfect=True
+        machines, factors, constraints, budget, best, choices, 1 + gap, True, with_outer_bounds
     )
     return SearchResult(nests[0], visited, float(min(left[0], best[0, 0])), ended=ended or visited > budget)
 
@@ -365,13 +372,14 @@ def _search_factors(
     choices: int | None = None,
     margin: float = 1.0,
     with_perfect: bool = False,
+    with_outer_bounds: bool = True,
 ) -> FactorsResult:
     """Searches with one kind of factors.
 
     best: [J, 3] the costs to beat, lowered in place. budget: nodes placed at most. choices: boxes of spatial
     unrollings bounded at most (None: MAX_CHOICES). margin: a mapping counts if it costs less than the best
     so far, divided by this. with_perfect: whether imperfect factors are searched together with perfect ones,
-    else beside them.
+    else beside them. with_outer_bounds: False leaves out `batch_search.set_outer_bounds`.
     """
     problems, machine, terms = machines
     choices = MAX_CHOICES if choices is None else choices
@@ -402,6 +410,8 @@ def _search_factors(
     outer_rules = rules._replace(limits_trips=False, limited=np.zeros_like(rules.limited))
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
     work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
+    if not with_outer_bounds:
+        work.tally[state.MIN_FOR_OUTER_BOUNDS] = np.iinfo(np.int64).max
     outer_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
     # for `set_outer_bounds`: energy is the objective, no cycles count, each tile is stored once
     outer_machine = machine._replace(
@@ -1207,7 +1217,9 @@ def _form(
     depth = len(structure.levels)
     problem, price_count = Problem(arch, e, "energy"), len(_prices(structure))
     link_rows = {
-        (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
+        (x, parent, child): _link(
+            problem, tensors, parts, dict(spread), x, parent, child, exposed == "sequential"
+        )
         for x, parent in product(range(len(tensors)), range(depth))
         for child in range(parent + 1, depth + 1)
     }
@@ -1399,11 +1411,14 @@ def _link(
     x: int,
     parent: int,
     child: int,
+    lines_stall: bool,
 ) -> tuple[Row, Row, Row, Row]:
     """What a tensor's nodes at two levels, parent and child, move between each other, and a lower bound of
     it: two rows. In each, energy counts all instances, cycles the busiest instance. child: a level, or the
     number of levels, which stands for compute. Two more rows have the outer costs in each (state.Terms): all
     energy of a child at an outer level; of one further inside what the outermost level serves (`_serves`).
+    lines_stall: whether stalls count whole lines and misses, too. They wait for all that a port moves, as
+    much slower as its lines make it, so of one tensor that may be more than it waits.
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
     serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped. The lower bound
@@ -1441,6 +1456,8 @@ def _link(
     is_gathered = gather is not None and gather.tensor == tensors[x] and not compute
     double_buffered = not compute and levels[child].double_buffer
     child_waits = not compute and parts.exposed[child].begin < parts.exposed[child].drains_end
+
+    no_price = _price_of_nothing(levels[parent])
 
     def add(
         v: int, action: str, kind: int, own_groups: int, merged: int, scale: float, in_bound: bool
@@ -1483,18 +1500,29 @@ def _link(
         if kind in (state.FIRST_FILLS, state.LAST_DRAINS):
             rows = [stall]
         else:
+            own_busy = [
+                (
+                    busiest._replace(line_bits=_busy_line_bits(level, moved_line_bits), spread=moved_spread),
+                    cycles,
+                ),
+                *(
+                    (
+                        busiest._replace(line_bits=request_bits),
+                        no_price * (miss_cycles * elem_bits / request_bits),
+                    )
+                    for request_bits, miss_cycles in _misses(level, moved_line_bits)
+                ),
+            ]
+            waits = child_waits and not double_buffered
+            stalls = [(q, stall[1], more) for q, more in own_busy] if lines_stall else [stall]
             rows = [
                 (
                     all_instances._replace(line_bits=moved_line_bits, spread=moved_spread),
                     state.PJ,
                     accesses_per_elem(level, elem_bits) * scale * pj,
                 ),
-                (
-                    busiest._replace(line_bits=moved_line_bits, spread=moved_spread),
-                    parts.index[PartKey("busy", v, v, side)],
-                    cycles,
-                ),
-                *([stall] if child_waits and not double_buffered else []),
+                *((q, parts.index[PartKey("busy", v, v, side)], more) for q, more in own_busy),
+                *(stalls if waits else []),
             ]
             serve_keys = [PartKey("serve", crossed, v, side) for crossed in range(v, child)]
             rows += [(busiest, parts.index[key], cycles) for key in serve_keys if key in parts.index]
@@ -1624,6 +1652,36 @@ def _line_bits(arch: Arch, v: int) -> int:
     """
     access = arch.levels[v].access
     return access.line_bits if access and all(f.outside > v for f in arch.fanouts) else 0
+
+
+def _price_of_nothing(level: Level) -> Floats:
+    """The coefficients of a cost of 1 that has no price: 1 at the last of `_prices`. level: with unit
+    prices.
+    """
+    found = np.zeros(np.shape(level.read_pj))
+    found[-1:] = 1.0
+    return found
+
+
+def _busy_line_bits(level: Level, line_bits: int) -> int:
+    """Bits that take as long as the least request, of a level that moves `line_bits` (0: any number) at once:
+    of an SRAM with banks those of all banks, since its busiest bank serves at least one word.
+    """
+    access = level.access
+    return max(line_bits, access.banks * level.width_bits) if line_bits and access else line_bits
+
+
+def _misses(level: Level, line_bits: int) -> Iterator[tuple[int, float]]:
+    """Yields (bits of a request, cycles of its misses) where lines are prefetched. A request misses at least
+    once, as it is one run of one line or more (dse/layout/count.py, misses). What it asks for besides may be
+    padding, or the same for several PEs, so the bits are more than any quantity has.
+    """
+    access = level.access
+    if line_bits and access and access.prefetch_lines and np.any(level.bandwidth < inf):
+        calibrated = access.prefetch_run is not None and access.prefetch_line is not None
+        misses = (access.prefetch_run or 0.0) + (access.prefetch_line or 0.0) if calibrated else 1.0
+        if misses and access.miss_cycles:
+            yield line_bits << 40, misses * access.miss_cycles
 
 
 def _min_row_pj(e: Einsum, arch: Arch) -> float:

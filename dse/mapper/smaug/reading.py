@@ -214,7 +214,7 @@ def _transposed(e: Einsum) -> Reading | None:
     return _image(
         "transposed",
         e,
-        (*found, NO_WINDOW)[:2],
+        (found[0], found[1] if len(found) > 1 else NO_WINDOW),
         {letter: ranks[0] for letter, ranks in letters.items() if ranks},
         groups,
     )

@@ -358,7 +358,7 @@ def transposed(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasib
     input_tiles = _inputs(op, machine, (1, h, w, c), labels["inputs"], (1, 1, 1, machine.macs))
     if isinstance(input_tiles, Infeasible):
         return input_tiles
-    rows = np.minimum(reach(input_tiles[:, 1], spans[0], steps[0]), full[1])
+    rows = np.minimum((input_tiles[:, 1] - 1) * steps[0] + spans[0], full[1])
     independent = not cuts_rows and labels["weights"] == "None"
     best = _choose(op, machine, input_tiles, rows * full[2], weights, labels, (None, None, None), independent)
     if isinstance(best, Infeasible):
