@@ -433,7 +433,8 @@ def _macro_table(
     found: pa.Table, statement: str, parameters: Sequence[str], shows_all: str = "--all"
 ) -> tuple[pa.Table, str]:
     """Returns what is shown of the answer of `FROM macro(...)`, and a line about the rest: of a front the
-    columns of `dse pareto` (and which run), of `sensitivity` ranges of values where they are many.
+    columns of `dse pareto` (and which run), of `sensitivity` ranges of values where they are many, of
+    `hypervolume` the reference with its units.
     shows_all: what the user says to see the answer itself.
     """
     from analysis import db
@@ -441,6 +442,8 @@ def _macro_table(
     name, given = db.call_alone(statement)
     if name == "sensitivity" and len(found) > MAX_VALUES:
         return _in_ranges(found, given["parameter"], shows_all)
+    if name == "hypervolume" and given["objectives"]:
+        return _with_units(found, [*map(db.column_of, given["objectives"])]), ""
     of_runs = [name for name in ("run",) if name in found.column_names]
     asked = [*of_runs, *(given.get("grp") or []), *map(db.column_of, given.get("objectives") or [])]
     needed = {"machine", "schedule", "gap_to_bound", *parameters, *asked}
@@ -452,6 +455,20 @@ def _macro_table(
     shown = found.select(list(dict.fromkeys([*names, *others])))
     rest = f"{found.num_columns - shown.num_columns} more columns: SELECT * FROM {name}(...), or {shows_all}"
     return shown, "; ".join([*_same_line(same_in_all), rest])
+
+
+def _with_units(found: pa.Table, objectives: Sequence[str]) -> pa.Table:
+    """Returns the answer of the macro `hypervolume` with the reference as text: a value of each objective."""
+    import pyarrow as pa
+
+    texts = [
+        None
+        if values is None
+        else ", ".join(units.quantity(name, value) for name, value in zip(objectives, values, strict=True))
+        for values in found["reference"].to_pylist()
+    ]
+    at = found.column_names.index("reference")
+    return found.set_column(at, "reference", pa.array(texts, pa.string()))
 
 
 def _in_ranges(found: pa.Table, parameter: str, shows_all: str) -> tuple[pa.Table, str]:
