@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import time
 from itertools import combinations
@@ -236,7 +237,13 @@ def test_no_einsum_stands_above_its_roofline() -> None:
     assert max(counts.values()) > 1
     assert all(dot.rate <= min(drawn.peak, dot.intensity * drawn.gb_s) * (1 + 1e-9) for dot in drawn.dots)
     assert sum(dot.share for dot in drawn.dots) <= 1 + 1e-9
+    # einsums without MACs (pools, softmax) are told, with the rest of the latency
+    [(without, share)] = re.findall(r"not drawn: (\d+) einsums without MACs, ([\d.]+) % ", drawn.not_drawn)
+    named = [c for c in found.solution.einsums if figures.label(c) not in {d.name for d in drawn.dots}]
+    assert int(without) == sum(c.count for c in named)
+    assert float(share) / 100 == pytest.approx(1 - sum(dot.share for dot in drawn.dots), rel=0.01)
     figure = plots.roofline(drawn, "").figure
+    assert drawn.not_drawn in figure.axes[0].get_xlabel()
     figure.draw_without_rendering()
     [ax] = figure.axes
     centers = ax.transData.transform([(dot.intensity, dot.rate) for dot in drawn.dots])

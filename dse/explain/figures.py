@@ -4,6 +4,7 @@ retention, effects of parameters, progress.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -65,6 +66,7 @@ class Roofline:
     level: str  # name of the outermost level
     dots: tuple[Dot, ...]
     components: tuple[str, ...]  # of the machine, in order
+    not_drawn: str  # einsums without MACs: how many, their share of the latency; "": there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,9 @@ def label(c: EinsumCost) -> str:
 
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
-    per einsum that multiplies (others have no MACs, as in tables).
+    per einsum that multiplies. Others have no MACs, as in tables: `not_drawn` says how many and how long.
     """
-    outer, dots = arch.levels[0], []
+    outer, dots, others = arch.levels[0], list[Dot](), list[EinsumCost]()
     for c, e in costed_einsums(workload, solution):
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)[outer.name]
         if ops and moved and e.kind == "mac":
@@ -147,13 +149,31 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
                     c.bottleneck,
                 )
             )
+        else:
+            others.append(c)
     return Roofline(
         arch.peak_gmacs(),
         outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz,
         outer.name,
         tuple(dots),
         tuple(arch.components()),
+        _not_drawn(others, solution.latency_cycles),
     )
+
+
+def _not_drawn(others: Sequence[EinsumCost], latency_cycles: float) -> str:
+    """Returns how many einsums a roofline leaves out, their share of the latency and their bottlenecks."""
+    if not others:
+        return ""
+    count = sum(c.count for c in others)
+    cycles = sum(c.count * c.latency_cycles for c in others)
+    share = units.quantity("latency_share", cycles / (latency_cycles or 1))
+    by = Counter[str]()
+    for c in others:
+        by[c.bottleneck] += c.count
+    found = ", ".join(f"{component} of {n}" for component, n in by.most_common())
+    without = f"{count} einsum{'s' * (count > 1)} without MACs"
+    return f"not drawn: {without}, {share} of the latency; bottleneck {found}"
 
 
 @dataclass(frozen=True, slots=True)
