@@ -609,7 +609,9 @@ def mapping(stages: Sequence[Stage], components: Sequence[str], title: str, subt
                 for k, tile in enumerate(one.tiles):
                     held, moved = (units.quantity("bytes", v) for v in (tile.held_bytes, tile.moved_bytes))
                     ranks = " ".join(f"{rank}={n}" for rank, n in tile.ranks)
-                    text = f"{tile.tensor} {ranks}: {held} in one instance, {moved} read and written in all"
+                    buffers = " (two buffers)" * (tile.buffers == 2)
+                    name = f"{tile.tensor} {ranks}".strip()
+                    text = f"{name}: {held} in one instance{buffers}, {moved} read and written in all"
                     ax.text(1.9, top + 0.4 + 0.36 * k, text, fontsize=8, va="center")
             elif one.loops:
                 loops = ",  ".join(f"{trips} x {rank}" for rank, trips in one.loops)

@@ -20,7 +20,7 @@ from analysis import plots
 from dse.explain import figures, reuse_figures
 from dse.explain import values as explain
 from dse.frontend import api, cli, pictures
-from dse.mapping.nest import Loop, Store, to_text
+from dse.mapping.nest import Loop, Store, bits_at, to_text
 from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
 
@@ -196,16 +196,18 @@ def test_effects_of_noise_lie_within_the_error_of_the_fit() -> None:
 
 
 def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
-    found = dse.map("gemm:m=64,n=32,k=48", "edge_array")
+    found = dse.map("gemm:m=64,n=32,k=48", "edge_array", **{"regf.double_buffer": True})
     e, c = figures.one_einsum(found.workload, found.solution, None)
     lines = figures.nest(found.arch, e, c)
     word = found.arch.word_bits / 8
     assert sum(line.moved_bytes for line in lines) == pytest.approx(
         word * sum(row.elems for row in c.counts if row.level != "MAC")
     )
+    [rows] = [t.rows for t in explain.einsum(found.arch, e, c)[1] if "footprint" in t.title]
     assert sum(line.held_bytes for line in lines) == pytest.approx(
-        word * sum(elems for _, _, elems in c.footprint)
+        sum(row[4] for row in rows if row[1] != "all")
     )
+    assert any(row[3] == 2 for row in rows)  # two buffers
     assert "\n".join(line.text for line in lines if not line.level) == "\n".join(
         line.strip() for line in to_text(c.mapping, e).splitlines() if not line.strip().startswith("store")
     )
@@ -223,6 +225,12 @@ def test_a_diagram_has_each_node_and_loop_once(machine: str) -> None:
     assert [dict(tile.ranks) for one in stages[:1] for tile in one.tiles if tile.tensor == "C"] == [
         {"m": 60, "n": 30}
     ]
+    # sizes that are named are those held: of a product a tile is the box of its ranks
+    for one in stages[1:]:
+        bits = {level.name: level for level in found.arch.levels}.get(one.name)
+        for tile in one.tiles:
+            word = bits_at(bits, tile.tensor, e, found.arch)
+            assert tile.held_bytes == tile.buffers * math.prod(n for _, n in tile.ranks) * word / 8
     working = [used for one in stages for _, used, _ in one.dims]
     assert math.prod(working) == explain.mac_units_used(c, e)
     assert all(used <= size for one in stages for _, used, size in one.dims)

@@ -995,16 +995,28 @@ def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
     ]
 
 
+def held_bytes(arch: Arch, e: Einsum, cost: EinsumCost) -> list[tuple[str, str, Any, int, float]]:
+    """Returns what one instance of a level holds: (level, tensor, elements of a tile, buffers, bytes of all
+    buffers); a tile that is refilled in a double-buffered level has two.
+    """
+    levels = {level.name: level for level in arch.levels}
+    rows = []
+    for name, tensor, elems in cost.footprint:
+        buffers = 2 if levels[name].double_buffer and (name, tensor) in cost.refilled else 1
+        tile_bytes = float(elems * bits_at(levels[name], tensor, e, arch) / 8)
+        rows.append((name, tensor, elems, buffers, buffers * tile_bytes))
+    return rows
+
+
 def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     """Yields the rows of "footprint of one instance"; a bounded level also has the sum of its tiles, as
     tensor "all".
     """
+    held = held_bytes(arch, e, cost)
     for level in arch.levels:
         total_bytes = 0.0
-        for name, tensor, elems in cost.footprint:
+        for name, tensor, elems, buffers, tile_bytes in held:
             if name == level.name:
-                buffers = 2 if level.double_buffer and (name, tensor) in cost.refilled else 1
-                tile_bytes = buffers * float(elems * bits_at(level, tensor, e, arch) / 8)
                 total_bytes += tile_bytes
                 elements = elems if isinstance(elems, int) else float(elems)
                 yield level.name, tensor, elements, buffers, tile_bytes, None, None
