@@ -364,7 +364,9 @@ def _pareto(args: argparse.Namespace) -> int:
         )
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
-    of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
+    of_whole = [run.certificate()] if is_whole else []
+    if not (args.where or by):  # the best points of the run, whichever of the front are shown
+        of_whole += run.axis_hints(objectives)
     close = _close_line(front, by, [*map(db.column_of, objectives)]) or (run.gap_note() if len(front) else "")
     note = answers.Answer(front).note
     for line in filter(

@@ -295,11 +295,13 @@ class Run:
         asked = f"{_struct(spreads)}, {count}, seed := {start}{_machines(machines)}"
         return self.sql(f"FROM robust({asked}) ORDER BY share_on_front DESC, machine")
 
-    def axis_hints(self) -> list[str]:
+    def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """Returns a line for each group of objectives whose best points all lie at ends of axes of numbers:
         wider, these may have better ones. Area is left out (less of anything is smaller), and so are axes of
-        which the run has one value yet.
+        which the run has one value yet. objectives: of the study's these alone; (): all.
         """
+        from analysis import db
+
         axes = [
             axis
             for axis in self.study.space.axes
@@ -307,31 +309,36 @@ class Run:
             and all(isinstance(v, int | float) and v is not True for v in axis.values)
             and not spaces.is_least(self.study.space, axis.key)
         ]
-        objectives = [o for o in self.study.objectives if o.metric != "area_mm2"]
-        if not axes or not objectives:
+        asked = {*map(db.objective, objectives or self.objectives())}
+        measured = [
+            o
+            for o in self.study.objectives
+            if o.metric != "area_mm2" and f"{o.column}:{o.direction}" in asked
+        ]
+        if not axes or not measured:
             return []
         columns = [
-            f'"{name}"' for name in (*(pareto.slug(a.key) for a in axes), *(o.column for o in objectives))
+            f'"{name}"' for name in (*(pareto.slug(a.key) for a in axes), *(o.column for o in measured))
         ]
         ends = ", ".join(
             f'{"max" if o.direction == "max" else "min"}("{o.column}") AS best{i}'
-            for i, o in enumerate(objectives)
+            for i, o in enumerate(measured)
         )
         # of each axis how many values it has, then of each objective the least and the greatest value where
         # the objective is best
-        measured = [f"count(DISTINCT {name})" for name in columns[: len(axes)]] + [
+        counted = [f"count(DISTINCT {name})" for name in columns[: len(axes)]] + [
             f"{end}({name}) FILTER ({columns[len(axes) + i]} = best{i})"
-            for i in range(len(objectives))
+            for i in range(len(measured))
             for name in columns[: len(axes)]
             for end in ("min", "max")
         ]
         row = self.sql(
             f"WITH found AS MATERIALIZED (SELECT {', '.join(columns)} FROM designs WHERE feasible) "
-            f"SELECT {', '.join(measured)} FROM found, (SELECT {ends} FROM found)"
+            f"SELECT {', '.join(counted)} FROM found, (SELECT {ends} FROM found)"
         ).rows()[0]
         at = iter(row[len(axes) :])
         found: dict[str, list[str]] = {}  # where on which axis -> objectives
-        for objective in objectives:
+        for objective in measured:
             for axis, count in zip(axes, row, strict=False):
                 least, greatest = next(at), next(at)
                 for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
