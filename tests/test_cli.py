@@ -619,6 +619,26 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert "unseen" not in said
 
 
+def test_json_has_an_einsum_in_full_where_it_is_asked(tmp_path: Path) -> None:
+    command = ("map", "mlp_s:batch=4", "edge_array", "--format", "json")
+    plain, every = (
+        json.loads(good(*command, *asked, folder=tmp_path))["einsums"] for asked in ((), ("--einsum", "all"))
+    )
+    name = plain[-1]["name"]
+    *_, last = json.loads(good(*command, "--einsum", name, folder=tmp_path))["einsums"]
+    full = {"traffic", "footprint", "busy"}
+    assert [full & row.keys() for row in (*plain, *every, last)] == [set()] * len(plain) + [full] * (
+        len(every) + 1
+    )
+    assert last == every[-1]
+    for row in every:
+        *parts, total = row["traffic"]
+        assert sum(one["energy_pj"] for one in parts) == pytest.approx(row["energy_pj"])
+        assert total["energy_pj"] == row["energy_pj"]
+        assert max(one["busy_cycles"] for one in row["busy"]) <= row["latency_cycles"]
+        assert all(one["share_used"] <= 1 for one in row["footprint"] if one["tensor"] == "all")
+
+
 def test_every_column_of_every_view_has_a_meaning(home: Path) -> None:
     """`.schema` says it, and `dse list columns` lists all views with all columns that no study names."""
     run = runs.open(home / "run")

@@ -373,9 +373,15 @@ def _gap_of_space(solution: Solution) -> str:
 
 
 def document(
-    arch: Arch, workload: Workload, solution: Solution, plan: Schedule | None = None
+    arch: Arch,
+    workload: Workload,
+    solution: Solution,
+    plan: Schedule | None = None,
+    einsum_name: str | None = None,
 ) -> dict[str, Any]:
-    """What `dse map --format json` prints. plan: as in `equal_names`."""
+    """What `dse map --format json` prints. plan: as in `equal_names`; einsum_name: of the einsum, "all": of
+    each distinct one, that also has the rows of its traffic, footprint and busy cycles (`einsum`).
+    """
     einsums: list[dict[str, Any]] = [
         {
             "name": c.name,
@@ -402,6 +408,9 @@ def document(
     for row, (c, e) in zip(einsums, costed_einsums(workload, solution), strict=True):
         if c.layout_traffic:
             row["layouts"] = layouts(arch, e, c)
+        if einsum_name == "all" or einsum_name in row["names"]:
+            own = next((one for one in workload.einsums if one.name == einsum_name), e)
+            row |= _in_full(arch, own, renamed(c, e, own))
     found = {
         **totals(arch, workload, solution),
         "components": [asdict(one) for one in components(arch, solution)],
@@ -415,6 +424,16 @@ def document(
             "segments": [*map(_segment_data, solution.segments)],
         }
     return found
+
+
+def _in_full(arch: Arch, e: Einsum, cost: EinsumCost) -> dict[str, list[dict[str, Any]]]:
+    """Returns the tables of `einsum` as rows by the first word of their titles: traffic, footprint, busy."""
+    _, tables = einsum(arch, e, cost)
+    return {
+        one.title.split()[0]: [dict(zip(one.header, row, strict=True)) for row in one.rows]
+        for one in tables
+        if one.header != LAYOUT_COLUMNS  # which each row has as `layouts`
+    }
 
 
 def _segment_data(row: SegmentCost) -> dict[str, Any]:

@@ -625,7 +625,7 @@ def _show(args: argparse.Namespace) -> int:
     neighbours = run.neighbours(point.machine) if args.neighbours else None
     if args.format == "json":
         documents = {
-            one.workload.name: values.document(one.arch, one.workload, one.solution, one.plan)
+            one.workload.name: values.document(one.arch, one.workload, one.solution, one.plan, args.einsum)
             for one in solved
             if not isinstance(one.solution, Infeasible)
         }
@@ -815,7 +815,8 @@ def _print_mapped(mapped: Any, args: argparse.Namespace) -> int:
     elif args.format in arguments.PEERS:
         print(_peer_text(args, mapped.arch, mapped.workload, mapped.solution), end="")
     elif args.format == "json":
-        tables.print_json(values.document(mapped.arch, mapped.workload, mapped.solution, mapped.plan))
+        parts = (mapped.arch, mapped.workload, mapped.solution, mapped.plan)
+        tables.print_json(values.document(*parts, args.einsum))
     else:
         tables.print_nests(mapped.text(args.einsum, tables.terminal_width(), args.why))
     return 0
