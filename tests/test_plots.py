@@ -236,6 +236,28 @@ def test_a_diagram_has_each_node_and_loop_once(machine: str) -> None:
     assert all(used <= size for one in stages for _, used, size in one.dims)
 
 
+def test_a_diagram_names_the_tile_where_it_rests(tmp_path: Path) -> None:
+    """A sinks below the loop over m, which only cuts it into parts: 4 x 8 of its 16 x 8 elements are held."""
+    loops = (
+        "for m in [0:4) tile 4",
+        "for n in [0:8) tile 1",
+        "for k in [0:8) tile 1",
+        "for m in [0:4) tile 1",
+    )
+    nest = [
+        "store DRAM A B C",
+        "store GBUF A",
+        *("  " * i + loop for i, loop in enumerate(loops)),
+        "        mac",
+    ]
+    (tmp_path / "nest.txt").write_text("\n".join(nest))
+    found = dse.simulate("gemm:m=16,n=8,k=8", "edge_array", tmp_path / "nest.txt")
+    e, c = figures.one_einsum(found.workload, found.solution, None)
+    [tile] = [tile for one in figures.diagram(found.arch, e, c) for tile in one.tiles if one.name == "GBUF"]
+    assert tile.ranks == (("m", 4), ("k", 8))
+    assert tile.held_bytes == tile.buffers * 32 * found.arch.word_bits / 8
+
+
 def test_no_einsum_stands_above_its_roofline() -> None:
     found = dse.map("squeezenet", "edge_array", **{"solver.mapper": "cost_descending"})
     drawn = figures.roofline(found.arch, found.workload, found.solution)
