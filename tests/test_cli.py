@@ -36,6 +36,7 @@ from dse.explain.units import column, quantity
 from dse.frontend import check, prompt, runs
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, _close_line, main
+from dse.frontend.compare import compare
 from dse.run import folder
 from dse.study import study as studies
 from hw.machine import find, load_arch
@@ -720,10 +721,10 @@ def test_answers_in_python_say_what_they_have(home: Path) -> None:
         with pytest.raises(fault, match=re.escape(told)):
             ask()
     one, other, *_ = [row["machine"] for row in run.sql("FROM points")]
-    costs = {row["metric"]: row for row in run.compare(one, other)["machines"]}
+    costs = {row["metric"]: row for row in compare(run, one, other)["machines"]}
     (want,) = run.sql(f"FROM points WHERE machine = {one}")
     assert costs["energy_pj"]["a"] == want["energy_pj"]
-    assert run.compare(runs.open(home / "run"))["objectives"]
+    assert compare(run, runs.open(home / "run"))["objectives"]
 
 
 def test_the_prompt_knows_its_macros(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

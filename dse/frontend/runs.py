@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from dse.explain import functions, units
 from dse.frontend import check, tables
-from dse.frontend.answers import Answer, Row, answer, attribute, item, section
+from dse.frontend.answers import Answer, answer, attribute, item, section
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible
@@ -383,15 +383,6 @@ class Run:
         from dse.frontend import pictures
 
         return pictures.of_run(self, kind, point, workload)
-
-    def compare(self, a: str | int | Run, b: str | int = "best") -> dict[str, list[Row]]:
-        """Returns what `dse compare` prints of two points of this run (named as for `show`), or of this run
-        and another, a: rows by name of the table. Raises ValueError.
-        """
-        from dse.frontend import compare
-
-        found = compare.runs(self, a) if isinstance(a, Run) else compare.points(self, str(a), str(b))
-        return {name: [*map(Row, rows)] for name, rows in compare.to_json(found).items()}
 
     def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
         """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its
