@@ -20,6 +20,20 @@ QUANTITY = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\s*[A-Za-z]\w*")  # 8 KiB
 GROUP = re.compile(r"\bgroup\s*:=", re.I)
 REPRICED = re.compile(r"\b(what_if|robust)\s*\(", re.I)  # in the quotes of pareto('(FROM what_if ...'), too
 MAX_VALUES = 32  # of a column, up to which they are said
+# columns of computed views -> where else their values are: (view, column)
+ELSEWHERE = {
+    "level": ("counts", "level"),
+    "component": ("counts", "level"),
+    "tensor": ("counts", "tensor"),
+    "action": ("counts", "action"),
+    "workload": ("workloads", "workload"),
+    "einsum": ("internal.uniques", "einsum"),
+    "kind": ("internal.uniques", "kind"),
+}
+ONLY_COMPUTED = ("leak", "-", "VECTOR")  # values that only computed views have
+MAX_SAID = 3  # machines of which it is said why they have no row
+JOINED = re.compile(r"\bjoin\b((?!\b(?:using|on)\b).)*$", re.I | re.S)  # a last join without its condition
+KEYS = ("machine", "schedule", "workload", "einsum")  # columns by which rows of views meet
 OF_NO_MACHINE = ("mappings", "counts", "workloads", "events")  # views without a column machine
 
 
@@ -43,6 +57,8 @@ def of_fault(statement: str, columns: Sequence[str]) -> str:
             if (column := slug("_".join(words[i:]))) in columns:
                 names[dotted] = ".".join([*words[:i], column])
                 break
+    if JOINED.search(code) and not re.search(r"\b(cross|natural|positional)\b", code, re.I):
+        return "a JOIN says which rows meet: ... JOIN ... USING (machine, schedule)"
     for text in QUANTITY.findall(code):
         if (number := bare(text)) is not None:
             numbers[text] = f"{number:.15g}"
@@ -55,18 +71,24 @@ def of_fault(statement: str, columns: Sequence[str]) -> str:
 
 def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
     """Returns the values that there are for each text and number of a statement's conditions that no row has,
-    the most similar first, of more than MAX_VALUES numbers the nearest; "" where there is none, or too many
-    texts. Views that are computed are not asked.
+    the most similar first, of more than MAX_VALUES numbers the nearest, and why machines have no row; ""
+    where there is none, or too many texts. Views that are computed are not asked.
     """
     found = [*nodes(_tree(con, statement))]
     views = dict.fromkeys(node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE")
     said: dict[str, str] = {}
     for column, wanted in _compared(found):
-        for view in views if column not in ("machine", "") else ():
-            if view in (*VIEWS, *OF_TRAFFIC):
+        if column.lower() == "machine" and isinstance(wanted, int) and len(said) < MAX_SAID:
+            said |= {f"machine {wanted}": why} if (why := _no_row_of_machine(con, wanted)) else {}
+        for view in views if column.lower() not in ("machine", "") else ():
+            source, own = f'"{view}"', column
+            if view in (*VIEWS, *OF_TRAFFIC) and _is_computed(con):
+                source, own = ELSEWHERE.get(column.lower(), ("", ""))
+            if not source or (own != column and wanted in ONLY_COMPUTED):
                 continue
             try:
-                values_sql = f'SELECT DISTINCT "{column}" FROM "{view}" WHERE "{column}" IS NOT NULL'
+                con.execute(f'SELECT "{column}" FROM "{view}" LIMIT 0')
+                values_sql = f'SELECT DISTINCT "{own}" FROM {source} WHERE "{own}" IS NOT NULL'
                 rows = con.execute(f"{values_sql} LIMIT {MAX_VALUES + 1}").fetchall()
             except duckdb.Error:  # the view has no such column
                 continue
@@ -79,6 +101,52 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
                 near = _nearest_numbers(con, view, column, wanted)
                 said |= {column: f"no row of {view} has {column} = {_shown(wanted)}; {near}"} if near else {}
     return "; ".join(said.values())
+
+
+def _is_computed(con: duckdb.DuckDBPyConnection) -> bool:
+    """False where all views are tables (of several runs), which answer at once."""
+    found = con.execute("SELECT count(*) FROM duckdb_views() WHERE view_name = 'uniques'").fetchall()
+    return found != [(0,)]
+
+
+def _no_row_of_machine(con: duckdb.DuckDBPyConnection, machine: int) -> str:
+    """Returns why a machine has no point; "" if it has, or if nothing is known."""
+    try:
+        rows = con.execute(f"SELECT status, reason FROM machines WHERE machine = {machine}").fetchall()
+    except duckdb.Error:
+        return ""
+    if not rows:
+        return f"machine {machine} is not in this run"
+    status, reason = rows[0]
+    return "" if status == "ok" else f"machine {machine} is {status}" + f": {reason}" * bool(reason)
+
+
+def of_join(con: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """Returns by which columns the views of a join should meet, where its USING lacks some of them; "" of
+    other statements.
+    """
+    for node in nodes(_tree(con, statement)):
+        if node.get("type") != "JOIN" or not (using := {*map(str.lower, node["using_columns"])}):
+            continue
+        left, right = (
+            [one["table_name"].lower() for one in nodes(node[side]) if one.get("type") == "BASE_TABLE"]
+            for side in ("left", "right")
+        )
+        columns = [set[str]().union(*(_joinable(con, view) for view in views)) for views in (left, right)]
+        shared = [key for key in KEYS if all(key in own for own in columns)]
+        if {*shared} - using:
+            return f"rows of {left[-1]} and {right[0]} meet by USING ({', '.join(shared)})"
+    return ""
+
+
+def _joinable(con: duckdb.DuckDBPyConnection, view: str) -> set[str]:
+    """Returns the columns of a view by which its rows meet those of others; of a table of WITH none."""
+    try:
+        names = {name.lower() for (name, *_) in con.execute(f'DESCRIBE "{view}"').fetchall()}
+    except duckdb.Error:
+        return set()
+    # those of machines and designs say where a machine is infeasible
+    return {*KEYS} & names - ({"workload", "einsum"} if view in ("machines", "designs") else set())
 
 
 def _nearest_numbers(con: duckdb.DuckDBPyConnection, view: str, column: str, wanted: float) -> str:

@@ -134,6 +134,12 @@ NO_NUMBER = re.compile(r"Could not convert string '([^']*)' to ")
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 
 
+NO_VOLUME = (
+    "a hypervolume of 0: no row is better than the reference in every objective; it is a value of each "
+    "objective in its own unit (pJ, ns, mm2), worse than the rows that are to count"
+)
+
+
 class QueryError(ValueError):
     """A fault of a folder or a statement, in one line."""
 
@@ -336,7 +342,11 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
 
 
 def _with_note(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
-    note = "" if len(found) else advice.of_no_row(con, text)
+    rows = [column[0].as_py() for column in found.columns] if len(found) == 1 else []
+    is_blank = not len(found) or (bool(rows) and all(one is None or one == 0 for one in rows))
+    note = advice.of_no_row(con, text) if is_blank else ""
+    if {"hypervolume", "reference"} <= {*found.column_names} and not any(found["hypervolume"].to_pylist()):
+        note = NO_VOLUME
     return found.replace_schema_metadata({NOTE_KEY: note}) if note else found
 
 
@@ -366,6 +376,10 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
     """Returns what to write instead of a statement that DuckDB cannot read; "" where it is not known."""
     if not isinstance(error, duckdb.ParserException | duckdb.BinderException):
         return ""
+    if (word := text.strip().rstrip(";").lower()) in views(con):
+        return f"write FROM {word}"
+    if AMBIGUOUS.search(str(error)) and (joined := advice.of_join(con, text)):
+        return joined
     names_sql = (
         "SELECT DISTINCT column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
     )
@@ -427,8 +441,8 @@ def front(
     distinct = distinct or at_knee
     if epsilon is not None and at_knee:
         raise QueryError("--epsilon and --knee: the knee is one point; leave one of both out")
-    if epsilon is not None and not 0 <= epsilon < np.inf:
-        raise QueryError(f"--epsilon {epsilon:g}: a share from 0 on, e.g. 0.05")
+    if epsilon is not None and not 0 <= epsilon <= 1:
+        raise QueryError(f"--epsilon {epsilon:g}: a share from 0 to 1, e.g. 0.05 for 5 %")
     refresh(con)
     names, designs = _objective_columns(con, objectives), _columns(con, "designs")
     for name in by:
@@ -881,6 +895,8 @@ def _check_table_function(
             f"table function {name} is refused: the tables of the run are all there is to read; "
             f"allowed are {', '.join(TABLE_FUNCTIONS)}"
         )
+    if name in REPRICED:
+        _given_arguments(name, arguments)
     if name not in SIGNATURES:
         return
     first = arguments[0] if arguments else {}
@@ -942,7 +958,7 @@ def _given_arguments(macro: str, arguments: Sequence[Mapping[str, Any]]) -> dict
     """Returns name -> node of the arguments of a macro. Raises QueryError for names that it has not, and for
     too few or too many.
     """
-    names = SIGNATURES[macro]
+    names = {**SIGNATURES, **REPRICED}[macro]
     others = " and ".join(optional(macro))
     advice = f"write {example(macro)}" + f"; it may have {others} too" * bool(others)
     given: dict[str, Mapping[str, Any]] = {}
@@ -1035,8 +1051,8 @@ def _checked(
         if is_number != (not isinstance(one, str)):
             kind = "number" if is_number else "name of a column in single quotes"
             raise QueryError(f"{macro}: {key} = {shown} has {one!r}, no {kind}; give e.g. {ARGUMENTS[key]}")
-        if key == "epsilon" and not 0 <= float(one) < np.inf:
-            raise QueryError(f"{macro}: epsilon = {shown}: a share from 0 on, e.g. 0.05")
+        if key == "epsilon" and not 0 <= float(one) <= 1:
+            raise QueryError(f"{macro}: epsilon = {shown}: a share from 0 to 1, e.g. 0.05 for 5 %")
         if is_number or not columns:
             continue
         column = column_of(one) if key == "objectives" else one
@@ -1046,6 +1062,11 @@ def _checked(
             for name, kind in columns.items()
             if not is_measured or (NUMBER.match(kind) and name not in NO_OBJECTIVES)
         ]
+        axes = con.execute("SELECT study_axes()").fetchall()[0][0] if key == "parameter" else []
+        if axes and column.lower() not in columns:
+            near = meant(column, axes)
+            told = f"did you mean {' or '.join(near)}? " * bool(near) + f"the axes are {', '.join(axes)}"
+            raise QueryError(f'{macro}: {key} "{column}": no such column; {told}')
         if column.lower() not in columns:
             raise QueryError(f'{macro}: {key} "{column}": no such column; {_column_meant(column, fitting)}')
         kind = columns[column.lower()]

@@ -204,7 +204,9 @@ def front(
                 label=f"front of all {len(objectives)} ({int(on_front.sum())})",
                 zorder=3,
             )
-            ax.scatter(front_x, front_y, s=14, color=INK, zorder=4, linewidths=0)
+            ax.scatter(
+                front_x, front_y, s=14, color=INK, zorder=4, linewidths=0, label="on the front of these two"
+            )
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle(title)
@@ -298,7 +300,8 @@ def roofline(given: Roofline, title: str) -> Picture:
         intensities = np.geomspace(low, high, 200)
         ax.plot(intensities, np.minimum(given.peak, intensities * given.gb_s), color=INK, linewidth=1.4)
         _logarithmic(ax.xaxis, high / low)
-        _logarithmic(ax.yaxis, given.peak / min(dot.rate for dot in given.dots) * 2.5)
+        rates = [dot.rate for dot in given.dots]
+        _logarithmic(ax.yaxis, given.peak / min(rates, default=given.peak) * 2.5)
         ax.annotate(
             f"{given.peak:.4g} GMAC/s ({2e-3 * given.peak:.3g} TOPS): all MAC units",
             (high, given.peak),
@@ -331,7 +334,8 @@ def roofline(given: Roofline, title: str) -> Picture:
                 label=f"bottleneck {component}",
                 zorder=3,
             )
-        ax.set_xlabel(f"operational intensity (MAC/B of {given.level})")
+        rest = f"\n{given.not_drawn}" if given.not_drawn else ""
+        ax.set_xlabel(f"operational intensity (MAC/B of {given.level}){rest}")
         ax.set_ylabel("GMAC/s")
         ax.set_ylim(top=given.peak * 2.5)
         for handle in ax.legend(
@@ -605,7 +609,9 @@ def mapping(stages: Sequence[Stage], components: Sequence[str], title: str, subt
                 for k, tile in enumerate(one.tiles):
                     held, moved = (units.quantity("bytes", v) for v in (tile.held_bytes, tile.moved_bytes))
                     ranks = " ".join(f"{rank}={n}" for rank, n in tile.ranks)
-                    text = f"{tile.tensor} {ranks}: {held} in one instance, {moved} read and written in all"
+                    buffers = " (two buffers)" * (tile.buffers == 2)
+                    name = f"{tile.tensor} {ranks}".strip()
+                    text = f"{name}: {held} in one instance{buffers}, {moved} read and written in all"
                     ax.text(1.9, top + 0.4 + 0.36 * k, text, fontsize=8, va="center")
             elif one.loops:
                 loops = ",  ".join(f"{trips} x {rank}" for rank, trips in one.loops)

@@ -288,7 +288,7 @@ function mapping(own) {
     ...bottlenecks.map((component, k) => { const mine = dots.filter(d => d[4] === component); return {type: 'scatter', mode: 'markers', name: plain(`bottleneck ${component}`), x: mine.map(d => d[1]), y: mine.map(d => d[2]),
       text: mine.map(d => plain(d[0])), marker: {symbol: MARKS[k % MARKS.length], size: mine.map(d => 7 + 30 * Math.sqrt(d[3])), color: SWATCHES[shade(component)], line: {color: css('--ink'), width: 1}},
       hovertemplate: '%{text}<br>%{x:.3~g} MAC/B<br>%{y:.3~g} GMAC/s<extra></extra>'}; })],
-  plotLayout({xaxis: {type: 'log', title: {text: plain(`operational intensity (MAC/B of ${roof.level})`)}}, yaxis: {type: 'log', title: {text: 'GMAC/s'}}}), CONFIG);
+  plotLayout({xaxis: {type: 'log', title: {text: [`operational intensity (MAC/B of ${roof.level})`, ...own.map(w => w.roofline.not_drawn)].filter(Boolean).map(plain).join('<br>')}}, yaxis: {type: 'log', title: {text: 'GMAC/s'}}}), CONFIG);
   const einsums = own.flatMap(w => w.einsums.map(e => [own.length > 1 ? `${w.name}: ${e[0]}` : e[0], ...e.slice(1)]));
   const size = (name, v) => { const [by, word] = unit(name, v); return `${number(v / by)} ${word}`; }, sum = einsums.reduce((n, e) => n + e[2], 0) || 1;
   table('layers', [['einsum', ''], ['occurrences', 'number'], ['energy', 'number'], ['share', 'number'], ['latency', 'number'], ['bottleneck', '']],

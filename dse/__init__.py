@@ -8,6 +8,7 @@
     run = dse.sweep("study.yaml", out="runs/x", progress=print)              # a study
     run = dse.open("runs/x"); run.front(); run.sql("FROM designs"); run.show("best")
     dse.open_all(["runs/x", "runs/y"]).sql("...")                            # with a column `run`
+    dse.compare(run, 17, 42); dse.compare(run, dse.open("runs/y"))           # points, runs
     run.plot("front").save("front.pdf"); run.report("x.html")                # map, residency: .plot(), too
 
 What these functions need is imported when one of them is first used.
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dse.frontend.api import front, map, residency, simulate
+    from dse.frontend.compare import compare
     from dse.frontend.runs import open, open_all, sweep
 
-__all__ = ["front", "map", "open", "open_all", "residency", "simulate", "sweep"]
+__all__ = ["compare", "front", "map", "open", "open_all", "residency", "simulate", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +36,10 @@ def __getattr__(name: str) -> Any:
             from dse.frontend import runs
 
             return getattr(runs, name)
+        if name == "compare":
+            from dse.frontend.compare import compare
+
+            return compare
         from dse.frontend import api
 
         return getattr(api, name)

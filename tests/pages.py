@@ -69,6 +69,7 @@ def page(points: int, hostile: bool = False, seed: int = 0) -> Page:
             "gb_s": 2.0,
             "level": names[5],
             "dots": [[names[0], 1.0, 1.5, 0.5, names[1]]],
+            "not_drawn": names[6],
         },
         "einsums": [[names[0], 2, 1.0, 1.0, names[7], 0]],
     }

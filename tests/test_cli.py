@@ -36,6 +36,7 @@ from dse.explain.units import column, quantity
 from dse.frontend import check, prompt, runs
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, _close_line, main
+from dse.frontend.compare import compare
 from dse.run import folder
 from dse.study import study as studies
 from hw.machine import find, load_arch
@@ -619,6 +620,26 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert "unseen" not in said
 
 
+def test_json_has_an_einsum_in_full_where_it_is_asked(tmp_path: Path) -> None:
+    command = ("map", "mlp_s:batch=4", "edge_array", "--format", "json")
+    plain, every = (
+        json.loads(good(*command, *asked, folder=tmp_path))["einsums"] for asked in ((), ("--einsum", "all"))
+    )
+    name = plain[-1]["name"]
+    *_, last = json.loads(good(*command, "--einsum", name, folder=tmp_path))["einsums"]
+    full = {"traffic", "footprint", "busy"}
+    assert [full & row.keys() for row in (*plain, *every, last)] == [set()] * len(plain) + [full] * (
+        len(every) + 1
+    )
+    assert last == every[-1]
+    for row in every:
+        *parts, total = row["traffic"]
+        assert sum(one["energy_pj"] for one in parts) == pytest.approx(row["energy_pj"])
+        assert total["energy_pj"] == row["energy_pj"]
+        assert max(one["busy_cycles"] for one in row["busy"]) <= row["latency_cycles"]
+        assert all(one["share_used"] <= 1 for one in row["footprint"] if one["tensor"] == "all")
+
+
 def test_every_column_of_every_view_has_a_meaning(home: Path) -> None:
     """`.schema` says it, and `dse list columns` lists all views with all columns that no study names."""
     run = runs.open(home / "run")
@@ -639,6 +660,71 @@ def test_every_column_of_every_view_has_a_meaning(home: Path) -> None:
     assert of["workload_costs", "macs"].endswith("; of one run of the workload")
     assert "all occurrences" in of["traffic", "elems"]
     assert of["designs", "einsum"] == of["machines", "einsum"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        (
+            "SELECT * FROM traffic WHERE level = 'Dram'",
+            "no row of traffic has level = 'Dram'; there are 'DRAM', ",
+        ),
+        (
+            "SELECT sum(bytes) FROM traffic WHERE action = 'raed'",
+            "no row of traffic has action = 'raed'; there are",
+        ),
+        ("FROM einsums WHERE machine = 999999", "machine 999999 is not in this run"),
+        ("designs", "; write FROM designs"),
+        (
+            "SELECT schedule FROM einsums JOIN traffic USING (machine)",
+            "; rows of einsums and traffic meet by USING (machine, schedule, workload, einsum)",
+        ),
+        (
+            "SELECT energy_pj FROM einsums JOIN designs USING (machine)",
+            "; rows of einsums and designs meet by USING (machine, schedule)",
+        ),
+        (
+            "FROM sensitivity('designs', 'energy_pj', 'node_nm')",
+            '"node_nm": no such column; the axes are array_x',
+        ),
+        ("FROM hypervolume('designs', ['energy_pj', 'area_mm2'], [1, 1])", "1 pJ, 1 mm2"),
+    ],
+)
+def test_what_a_statement_lacks_is_said(home: Path, statement: str, told: str) -> None:
+    said = dse("sql", "run", statement, folder=home)
+    assert told in said.stdout + said.stderr
+
+
+def test_answers_in_python_say_what_they_have(home: Path) -> None:
+    run = runs.open(home / "run")
+    front = run.front("energy_pj, area_mm2")
+    assert [*front] == [*run.front(["energy_pj", "area_mm2"])]
+    assert front[0]["area"] == front[0]["area_mm2"]
+    for ask, fault, told in (
+        (lambda: run.front(epsilon="5%"), ValueError, "epsilon = '5%': give a share, such as 0.05 for 5 %"),
+        (lambda: run.front(epsilon=5), ValueError, "a share from 0 to 1"),
+        (lambda: run.robust({"dram_pj": 0.2}, samples="x"), ValueError, "samples = 'x': give a whole number"),
+        (lambda: run.what_if({"dram_pj": "x"}), ValueError, "dram_pj = 'x': give a number, such as 0.5"),
+        (
+            lambda: run.what_if({"dram_pj": 1.0}, machines=7),
+            ValueError,
+            "machines = 7: give a list of numbers",
+        ),
+        (lambda: front[99], IndexError, f"row 99: the answer has {len(front)} rows, from 0 on"),
+        (
+            lambda: front.to_pandas(),
+            AttributeError,
+            "there are .frame() (a pandas data frame), .table (Arrow)",
+        ),
+        (lambda: front[0]["latency"], KeyError, "latency is one of latency_"),
+    ):
+        with pytest.raises(fault, match=re.escape(told)):
+            ask()
+    one, other, *_ = [row["machine"] for row in run.sql("FROM points")]
+    costs = {row["metric"]: row for row in compare(run, one, other)["machines"]}
+    (want,) = run.sql(f"FROM points WHERE machine = {one}")
+    assert costs["energy_pj"]["a"] == want["energy_pj"]
+    assert compare(run, runs.open(home / "run"))["objectives"]
 
 
 def test_the_prompt_knows_its_macros(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

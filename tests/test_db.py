@@ -197,7 +197,8 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
         ("knee('points', 'energy_pj')", r"objectives = 'energy_pj' is no list; give e.g. \['energy_pj'\]"),
         ("epsilon_front('points', 5, 3)", "objectives = 5 is no list"),
         ("epsilon_front('points', ['energy_pj'])", "epsilon missing; write epsilon_front"),
-        ("epsilon_front('points', ['energy_pj'], -1)", "a share from 0 on"),
+        ("epsilon_front('points', ['energy_pj'], -1)", "a share from 0 to 1"),
+        ("epsilon_front('points', ['energy_pj'], 5)", "epsilon = 5: a share from 0 to 1, e.g. 0.05 for 5 %"),
         ("pareto('points', ['energy_pj', 'latency'])", "no such column; did you mean latency_ns"),
         ("pareto('(SELECT 1 AS b)', ['a'])", '"a": no such column; there are b'),
         ("pareto('points', ['certificate'])", "is VARCHAR, no number; numbers are energy_pj"),
@@ -247,6 +248,8 @@ def test_a_quantity_as_a_text_is_told_as_the_number_to_write(condition: str, num
         ('SELECT "dram.kind" FROM points', "write dram_kind for dram.kind"),
         ("FROM points WHERE array_x = 1.5 KiB", "columns hold bare numbers: write 1536 for 1.5 KiB"),
         ("FROM points WHERE array_x = = 4", ""),
+        ("FROM points p JOIN points", "a JOIN says which rows meet: ... JOIN ... USING (machine, schedule)"),
+        ("FROM points p JOIN points q USING (array_x) WHERE dram_kind = 'a' AND array_x = = 4", ""),
         ("FROM hypervolume('points', ['array_x'], group := ['dram_kind'])", "write grp := for group :="),
     ],
 )
@@ -297,6 +300,15 @@ def test_an_answer_without_rows_says_which_values_there_are(condition: str, note
     found = db.query_tables({"points": pa.table(points)}, f"FROM points p WHERE {condition}")
     assert Answer(found).note == note
     assert repr(Answer(found)).endswith(note)
+    of_all = db.query_tables({"points": pa.table(points)}, f"SELECT max(y) FROM points p WHERE {condition}")
+    assert Answer(of_all).note == note
+
+
+def test_a_hypervolume_of_zero_says_why() -> None:
+    points = {"points": pa.table({"energy_pj": [3.0, 4.0], "area_mm2": [2.0, 1.0]})}
+    call = "FROM hypervolume('points', ['energy_pj', 'area_mm2'], [{}, 3])"
+    assert Answer(db.query_tables(points, call.format(3))).note == db.NO_VOLUME
+    assert Answer(db.query_tables(points, call.format(5))).note == ""
 
 
 @pytest.mark.parametrize(

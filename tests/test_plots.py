@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import time
 from itertools import combinations
@@ -19,7 +20,7 @@ from analysis import plots
 from dse.explain import figures, reuse_figures
 from dse.explain import values as explain
 from dse.frontend import api, cli, pictures
-from dse.mapping.nest import Loop, Store, to_text
+from dse.mapping.nest import Loop, Store, bits_at, to_text
 from dse.sim.einsum import bounds
 from tests.test_cli import STUDY
 
@@ -195,16 +196,18 @@ def test_effects_of_noise_lie_within_the_error_of_the_fit() -> None:
 
 
 def test_a_nest_shows_all_that_moves_and_all_that_is_held() -> None:
-    found = dse.map("gemm:m=64,n=32,k=48", "edge_array")
+    found = dse.map("gemm:m=64,n=32,k=48", "edge_array", **{"regf.double_buffer": True})
     e, c = figures.one_einsum(found.workload, found.solution, None)
     lines = figures.nest(found.arch, e, c)
     word = found.arch.word_bits / 8
     assert sum(line.moved_bytes for line in lines) == pytest.approx(
         word * sum(row.elems for row in c.counts if row.level != "MAC")
     )
+    [rows] = [t.rows for t in explain.einsum(found.arch, e, c)[1] if "footprint" in t.title]
     assert sum(line.held_bytes for line in lines) == pytest.approx(
-        word * sum(elems for _, _, elems in c.footprint)
+        sum(row[4] for row in rows if row[1] != "all")
     )
+    assert any(row[3] == 2 for row in rows)  # two buffers
     assert "\n".join(line.text for line in lines if not line.level) == "\n".join(
         line.strip() for line in to_text(c.mapping, e).splitlines() if not line.strip().startswith("store")
     )
@@ -222,9 +225,37 @@ def test_a_diagram_has_each_node_and_loop_once(machine: str) -> None:
     assert [dict(tile.ranks) for one in stages[:1] for tile in one.tiles if tile.tensor == "C"] == [
         {"m": 60, "n": 30}
     ]
+    # sizes that are named are those held: of a product a tile is the box of its ranks
+    for one in stages[1:]:
+        bits = {level.name: level for level in found.arch.levels}.get(one.name)
+        for tile in one.tiles:
+            word = bits_at(bits, tile.tensor, e, found.arch)
+            assert tile.held_bytes == tile.buffers * math.prod(n for _, n in tile.ranks) * word / 8
     working = [used for one in stages for _, used, _ in one.dims]
     assert math.prod(working) == explain.mac_units_used(c, e)
     assert all(used <= size for one in stages for _, used, size in one.dims)
+
+
+def test_a_diagram_names_the_tile_where_it_rests(tmp_path: Path) -> None:
+    """A sinks below the loop over m, which only cuts it into parts: 4 x 8 of its 16 x 8 elements are held."""
+    loops = (
+        "for m in [0:4) tile 4",
+        "for n in [0:8) tile 1",
+        "for k in [0:8) tile 1",
+        "for m in [0:4) tile 1",
+    )
+    nest = [
+        "store DRAM A B C",
+        "store GBUF A",
+        *("  " * i + loop for i, loop in enumerate(loops)),
+        "        mac",
+    ]
+    (tmp_path / "nest.txt").write_text("\n".join(nest))
+    found = dse.simulate("gemm:m=16,n=8,k=8", "edge_array", tmp_path / "nest.txt")
+    e, c = figures.one_einsum(found.workload, found.solution, None)
+    [tile] = [tile for one in figures.diagram(found.arch, e, c) for tile in one.tiles if one.name == "GBUF"]
+    assert tile.ranks == (("m", 4), ("k", 8))
+    assert tile.held_bytes == tile.buffers * 32 * found.arch.word_bits / 8
 
 
 def test_no_einsum_stands_above_its_roofline() -> None:
@@ -236,7 +267,13 @@ def test_no_einsum_stands_above_its_roofline() -> None:
     assert max(counts.values()) > 1
     assert all(dot.rate <= min(drawn.peak, dot.intensity * drawn.gb_s) * (1 + 1e-9) for dot in drawn.dots)
     assert sum(dot.share for dot in drawn.dots) <= 1 + 1e-9
+    # einsums without MACs (pools, softmax) are told, with the rest of the latency
+    [(without, share)] = re.findall(r"not drawn: (\d+) einsums without MACs, ([\d.]+) % ", drawn.not_drawn)
+    named = [c for c in found.solution.einsums if figures.label(c) not in {d.name for d in drawn.dots}]
+    assert int(without) == sum(c.count for c in named)
+    assert float(share) / 100 == pytest.approx(1 - sum(dot.share for dot in drawn.dots), rel=0.01)
     figure = plots.roofline(drawn, "").figure
+    assert drawn.not_drawn in figure.axes[0].get_xlabel()
     figure.draw_without_rendering()
     [ax] = figure.axes
     centers = ax.transData.transform([(dot.intensity, dot.rate) for dot in drawn.dots])

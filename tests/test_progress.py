@@ -177,3 +177,31 @@ def test_a_machine_of_minutes_is_named_by_those_who_wait_for_it(
     )
     assert "1 machine, with no deadline;" in progress.stopping_text({"in_flight": 1, "solving": [{"x": 1}]})
     assert progress.stopping_text({}) == "stopping"
+
+
+def test_a_run_without_a_machine_yet_says_so_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two minutes: a line after 5 s, then whenever as long again has passed, each with the time so far."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = progress.RunProgress("net")
+    status = SimpleNamespace(
+        notes=(),
+        done=0,
+        planned=300,
+        state="running",
+        reason="",
+        waiting="",
+        workers_live=2,
+        rate=0.0,
+        solving=(),
+    )
+    status.in_flight = 300
+    for now[0] in range(121):
+        shown.show(status)
+    lines = capsys.readouterr().err.splitlines()
+    assert 5 <= len(lines) <= 8
+    times = re.findall(r"300 being solved, none yet after (\d+) s; .*--dry-run", "\n".join(lines))
+    assert times[0] == "5"
+    assert len(times) == len(lines)

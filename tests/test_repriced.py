@@ -171,7 +171,9 @@ def test_machines_that_are_named_have_the_rows_of_all(run: runs.Run) -> None:
     every = {row["machine"]: row for row in run.what_if(factors)}
     some = [*every][1::3]
     assert [*run.what_if(factors, some)] == [every[machine] for machine in some]
-    assert len(run.what_if(factors, [])) == len(run.what_if(factors, [10**9])) == 0
+    assert len(run.what_if(factors, [])) == 0
+    assert [*run.what_if(factors, [10**9, some[0]])] == [every[some[0]]]
+    assert [*run.what_if({"DRAM_pj": 0.1, "SRAM_PJ": 2.0}, some[:1])] == [every[some[0]]]
     text = "FROM what_if({dram_pj: 0.1, sram_pj: 2}, machines := (SELECT list(machine) FROM designs WHERE "
     found = run.sql(f"{text}array_x = 8)) ORDER BY machine")
     assert [*found] == [row for row in every.values() if row["array_x"] == 8]
@@ -200,6 +202,15 @@ def test_the_front_of_named_machines_is_among_them(run: runs.Run) -> None:
         (
             "what_if({dram_pj: 2}, machines := ['a'])",
             'what_if: machines := ["a"]: give numbers, such as machines := [17, 18] or machines := (SELECT ',
+        ),
+        ("what_if({'GBUF.raed_pj': 2})", "price GBUF.raed_pj: no such one; did you mean gbuf.read_pj?"),
+        (
+            "what_if({dram_pj: 2}, machines := [999999])",
+            "machines := [999999]: the run has a schedule on none of them",
+        ),
+        (
+            "robust({dram_pj: 0.2}, machines := [1])",
+            "robust: samples missing; write robust({dram_pj: 0.2}, 100); it may have seed := 0 and machines",
         ),
         ("robust({dram_pj: 0.2}, 0)", "robust: 0 samples; take 1 to 100,000"),
     ],

@@ -4,6 +4,7 @@ retention, effects of parameters, progress.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.explain import units
-from dse.explain.values import costed_einsums, main_memory_bytes, moved_bytes, phase_text
+from dse.explain.values import costed_einsums, held_bytes, main_memory_bytes, moved_bytes, phase_text
 from dse.layout.address import address
 from dse.layout.text import parse, show
-from dse.mapping.nest import Infeasible, Loop, bits_at
+from dse.mapping.nest import Infeasible, Loop, Store, bits_at
+from dse.sim.counts.counts import tile_words
+from dse.sim.counts.terms import resting_position
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progress
 from dse.sim.levels.transfer import dim_names
@@ -65,6 +68,7 @@ class Roofline:
     level: str  # name of the outermost level
     dots: tuple[Dot, ...]
     components: tuple[str, ...]  # of the machine, in order
+    not_drawn: str  # einsums without MACs: how many, their share of the latency; "": there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,10 @@ class Tile:
     """What one instance of a level stores of a tensor."""
 
     tensor: str
-    ranks: tuple[tuple[str, int], ...]  # (rank, iterations) of each rank that indexes the tensor
-    held_bytes: float
+    # (rank, iterations) of each rank that indexes the tensor, in the tile that is held; (): it is no such box
+    ranks: tuple[tuple[str, int], ...]
+    held_bytes: float  # of all buffers
+    buffers: int  # tiles that are held: 2 where one is filled while the other is read
     moved_bytes: float  # bytes that all instances read and write per run
 
 
@@ -93,13 +99,14 @@ def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
     array are one stage.
     """
     array_of = {dim: f for f in arch.fanouts for dim, _ in f.dims}
-    ranks_of = {p.tensor: list(dict.fromkeys(r for d in p.dims for r, _ in d.terms)) for p in e.tensors()}
     sizes, lines = e.sizes(), nest(arch, e, c)
+    buffers_of = {(level, tensor): buffers for level, tensor, _, buffers, _ in held_bytes(arch, e, c)}
     stages: list[Stage] = []
-    for node, line in zip(c.mapping.nodes, lines, strict=False):
+    for at, (node, line) in enumerate(zip(c.mapping.nodes, lines, strict=False)):
         if not isinstance(node, Loop):
-            ranks = tuple((rank, sizes[rank]) for rank in ranks_of[node.tensor])
-            tile = Tile(node.tensor, ranks, line.held_bytes, line.moved_bytes)
+            ranks = _held_ranks(arch, e, c, at, sizes)
+            buffers = buffers_of.get((node.level, node.tensor), 1)
+            tile = Tile(node.tensor, ranks, line.held_bytes, buffers, line.moved_bytes)
             own = Stage(node.level, tiles=(tile,))
         else:
             trips, sizes[node.rank] = ceil(sizes[node.rank] / node.tile), node.tile
@@ -124,6 +131,31 @@ def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
     return stages
 
 
+def _held_ranks(
+    arch: Arch, e: Einsum, c: EinsumCost, at: int, sizes: Mapping[str, int]
+) -> tuple[tuple[str, int], ...]:
+    """Returns (rank, iterations) of the tile that the node at this position holds, where it sinks below loops
+    (`terms.resting_position`), and at the outermost level of the whole tensor; () where what is held is not
+    that box: parts that rotate, copies, padding.
+
+    sizes: iterations of each rank below the loops above the node
+    """
+    node = c.mapping.nodes[at]
+    assert isinstance(node, Store)
+    p = next(p for p in e.tensors() if p.tensor == node.tensor)
+    ranks = list(dict.fromkeys(r for d in p.dims for r, _ in d.terms))
+    if node.level == arch.levels[0].name:
+        return tuple((rank, e.sizes()[rank]) for rank in ranks)
+    above = [n for n in c.mapping.nodes[:at] if isinstance(n, Store) and n.tensor == node.tensor]
+    tile = dict(sizes)
+    if above:
+        end = resting_position(p, e, c.mapping, at, above[-1].level, arch.layout_levels())
+        tile |= {n.rank: n.tile for n in c.mapping.nodes[at:end] if isinstance(n, Loop)}
+    held = [elems for level, tensor, elems in c.footprint if (level, tensor) == (node.level, node.tensor)]
+    is_box = held == [tile_words(p, tile, arch.word_bits)]
+    return tuple((rank, tile[rank]) for rank in ranks) if is_box else ()
+
+
 def label(c: EinsumCost) -> str:
     """Returns how pictures name the einsums of a cost: `conv1 x 3` for three equal ones."""
     return f"{c.name} x {c.count}" if c.count > 1 else c.name
@@ -131,9 +163,9 @@ def label(c: EinsumCost) -> str:
 
 def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
-    per einsum that multiplies (others have no MACs, as in tables).
+    per einsum that multiplies. Others have no MACs, as in tables: `not_drawn` says how many and how long.
     """
-    outer, dots = arch.levels[0], []
+    outer, dots, others = arch.levels[0], list[Dot](), list[EinsumCost]()
     for c, e in costed_einsums(workload, solution):
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)[outer.name]
         if ops and moved and e.kind == "mac":
@@ -147,13 +179,31 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
                     c.bottleneck,
                 )
             )
+        else:
+            others.append(c)
     return Roofline(
         arch.peak_gmacs(),
         outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz,
         outer.name,
         tuple(dots),
         tuple(arch.components()),
+        _not_drawn(others, solution.latency_cycles),
     )
+
+
+def _not_drawn(others: Sequence[EinsumCost], latency_cycles: float) -> str:
+    """Returns how many einsums a roofline leaves out, their share of the latency and their bottlenecks."""
+    if not others:
+        return ""
+    count = sum(c.count for c in others)
+    cycles = sum(c.count * c.latency_cycles for c in others)
+    share = units.quantity("latency_share", cycles / (latency_cycles or 1))
+    by = Counter[str]()
+    for c in others:
+        by[c.bottleneck] += c.count
+    found = ", ".join(f"{component} of {n}" for component, n in by.most_common())
+    without = f"{count} einsum{'s' * (count > 1)} without MACs"
+    return f"not drawn: {without}, {share} of the latency; bottleneck {found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +213,7 @@ class Line:
     text: str
     depth: int
     level: str = ""
-    held_bytes: float = 0.0  # bytes that one instance stores
+    held_bytes: float = 0.0  # bytes that one instance stores, of all buffers
     share: float | None = None  # held_bytes as a share of the level's capacity
     moved_bytes: float = 0.0  # bytes that all instances read and write per run
 
@@ -173,7 +223,7 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
     level, the first one has the bytes of all of them, the others 0 bytes; each has the share of all together.
     """
     levels, sizes, depth, shown_nodes = {level.name: level for level in arch.levels}, e.sizes(), 0, set()
-    lines: list[Line] = []
+    lines, held = list[Line](), held_bytes(arch, e, c)
     for node in c.mapping.nodes:
         if isinstance(node, Loop):
             trips, sizes[node.rank] = ceil(sizes[node.rank] / node.tile), node.tile
@@ -185,9 +235,7 @@ def nest(arch: Arch, e: Einsum, c: EinsumCost) -> list[Line]:
         is_first, node_key = (node.level, node.tensor) not in shown_nodes, (node.level, node.tensor)
         shown_nodes.add(node_key)
         bits = bits_at(levels[node.level], node.tensor, e, arch)
-        held_bits = float(
-            sum(elems for level, tensor, elems in c.footprint if (level, tensor) == node_key) * bits
-        )
+        held_bits = 8 * sum(own for level, tensor, _, _, own in held if (level, tensor) == node_key)
         moved_bits = sum(row.elems for row in c.counts if (row.level, row.tensor) == node_key) * bits
         capacity_bits = levels[node.level].capacity_bits
         lines.append(

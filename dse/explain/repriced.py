@@ -50,6 +50,7 @@ from workloads.graph import Unique
 MAX_MACHINES = 4096  # machines that are priced together, at most
 MAX_ANCHORS = 16  # of them, machines whose bounds are compared with those of all
 MAX_SAMPLES = 100_000  # of prices
+MAX_LISTED = 3  # machines that a message lists
 SRAM = "sram_pj"  # the name of the prices of all memories of this kind
 
 
@@ -137,6 +138,9 @@ def repriced(context: RunContext, names: Sequence[str], asked: Collection[int] |
                 )
     stored = stored_choices(context)
     numbers = np.asarray(next(iter(stored.values()))["machine"]) if stored else np.zeros(0, np.int64)
+    if asked and not np.isin([*asked], numbers).any():
+        listed = ", ".join(map(str, [*asked][:MAX_LISTED])) + ", ..." * (len(asked) > MAX_LISTED)
+        raise ValueError(f"machines := [{listed}]: the run has a schedule on none of them")
     groups, costs = list[Group](), dict[str, dict[tuple[str, str], EinsumCost]]()
     for all_machines, all_columns, first in _families(context.study, numbers):
         is_asked = np.isin(all_machines, [*asked]) if asked is not None else all_machines >= 0
@@ -169,7 +173,7 @@ def _refusal(study: Study) -> str:
 def price_columns(study: Study, name: str) -> list[tuple[str, int]]:
     """Returns the prices that a name stands for, as (field of Level or Compute, index of the level):
     `gbuf.read_pj`, `mac_pj`, `gbuf_pj` (all of that memory), `dram_pj` (of the outermost one), `sram_pj` (of
-    all memories of that kind). Raises ValueError.
+    all memories of that kind); in either case, as levels are named in upper case. Raises ValueError.
     """
     memories = [node for node in study.space.template.nodes if isinstance(node, Memory)]
     level_fields, compute_fields = (fields_of(kind, "price") for kind in (Level, Compute))
@@ -179,11 +183,11 @@ def price_columns(study: Study, name: str) -> list[tuple[str, int]]:
     known.setdefault("dram_pj", known[f"{memories[0].name}_pj"])
     may_be_sram = [v for v in range(len(memories)) if "sram" in _kinds(study, v)[1]]
     known[SRAM] = [(f, v) for v in may_be_sram for f in level_fields]
-    if not known.get(name):
-        raise ValueError(
-            f"price {name}: no such one; {closest_name(name, [one for one in known if known[one]])}"
-        )
-    return known[name]
+    priced = [one for one in known if known[one]]
+    found = name if name in priced else next((one for one in priced if one.lower() == name.lower()), "")
+    if not found:
+        raise ValueError(f"price {name}: no such one; {closest_name(name.lower(), priced)}")
+    return known[found]
 
 
 def _kinds(study: Study, level: int) -> tuple[int | None, list[str]]:
@@ -206,7 +210,7 @@ def _scaled(study: Study, machines: Ints, columns: Columns, factors: Mapping[str
                 compute[field] = compute[field] * factor
                 continue
             rows = np.ones(len(machines), np.bool_)
-            if name == SRAM:
+            if name.lower() == SRAM:
                 at, kinds = _kinds(study, v)
                 rows = np.array([kind == "sram" for kind in kinds])[0 if at is None else digits[:, at]]
             levels[field][:, v] *= np.where(rows, factor, 1.0)

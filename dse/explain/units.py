@@ -19,7 +19,9 @@ NOTE_KEY = b"note"  # metadata key of an Arrow table: a line about an answer wit
 QUANTITY = re.compile(
     r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+2?)"
 )  # a number, its unit
-MAX_UNIT_RATIO = 1e3  # numbers of a column share one unit if largest / smallest is at most this
+# numbers of a column share one unit if largest / smallest is at most this; of a wider range that in which the
+# smallest is not below SMALLEST
+MAX_UNIT_RATIO, SMALLEST = 1e6, 1e-3
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 PER_BIT: Steps = ((1.0, "pJ/bit"),)
@@ -175,7 +177,7 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
         ]
     sizes = [abs(float(v)) for v in numbers if v and isfinite(v)]
     shared_step = (
-        _step(max(sizes), steps)
+        _step(min(max(sizes), min(sizes) / SMALLEST), steps)
         if steps is not COUNT and sizes and max(sizes) <= MAX_UNIT_RATIO * min(sizes)
         else None
     )

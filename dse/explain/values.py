@@ -383,9 +383,15 @@ def _gap_of_space(solution: Solution) -> str:
 
 
 def document(
-    arch: Arch, workload: Workload, solution: Solution, plan: Schedule | None = None
+    arch: Arch,
+    workload: Workload,
+    solution: Solution,
+    plan: Schedule | None = None,
+    einsum_name: str | None = None,
 ) -> dict[str, Any]:
-    """What `dse map --format json` prints. plan: as in `equal_names`."""
+    """What `dse map --format json` prints. plan: as in `equal_names`; einsum_name: of the einsum, "all": of
+    each distinct one, that also has the rows of its traffic, footprint and busy cycles (`einsum`).
+    """
     einsums: list[dict[str, Any]] = [
         {
             "name": c.name,
@@ -412,6 +418,9 @@ def document(
     for row, (c, e) in zip(einsums, costed_einsums(workload, solution), strict=True):
         if c.layout_traffic:
             row["layouts"] = layouts(arch, e, c)
+        if einsum_name == "all" or einsum_name in row["names"]:
+            own = next((one for one in workload.einsums if one.name == einsum_name), e)
+            row |= _in_full(arch, own, renamed(c, e, own))
     found = {
         **totals(arch, workload, solution),
         "components": [asdict(one) for one in components(arch, solution)],
@@ -425,6 +434,16 @@ def document(
             "segments": [*map(_segment_data, solution.segments)],
         }
     return found
+
+
+def _in_full(arch: Arch, e: Einsum, cost: EinsumCost) -> dict[str, list[dict[str, Any]]]:
+    """Returns the tables of `einsum` as rows by the first word of their titles: traffic, footprint, busy."""
+    _, tables = einsum(arch, e, cost)
+    return {
+        one.title.split()[0]: [dict(zip(one.header, row, strict=True)) for row in one.rows]
+        for one in tables
+        if one.header != LAYOUT_COLUMNS  # which each row has as `layouts`
+    }
 
 
 def _segment_data(row: SegmentCost) -> dict[str, Any]:
@@ -1005,16 +1024,28 @@ def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
     ]
 
 
+def held_bytes(arch: Arch, e: Einsum, cost: EinsumCost) -> list[tuple[str, str, Any, int, float]]:
+    """Returns what one instance of a level holds: (level, tensor, elements of a tile, buffers, bytes of all
+    buffers); a tile that is refilled in a double-buffered level has two.
+    """
+    levels = {level.name: level for level in arch.levels}
+    rows = []
+    for name, tensor, elems in cost.footprint:
+        buffers = 2 if levels[name].double_buffer and (name, tensor) in cost.refilled else 1
+        tile_bytes = float(elems * bits_at(levels[name], tensor, e, arch) / 8)
+        rows.append((name, tensor, elems, buffers, buffers * tile_bytes))
+    return rows
+
+
 def _footprint_rows(arch: Arch, e: Einsum, cost: EinsumCost) -> Iterator[tuple[Any, ...]]:
     """Yields the rows of "footprint of one instance"; a bounded level also has the sum of its tiles, as
     tensor "all".
     """
+    held = held_bytes(arch, e, cost)
     for level in arch.levels:
         total_bytes = 0.0
-        for name, tensor, elems in cost.footprint:
+        for name, tensor, elems, buffers, tile_bytes in held:
             if name == level.name:
-                buffers = 2 if level.double_buffer and (name, tensor) in cost.refilled else 1
-                tile_bytes = buffers * float(elems * bits_at(level, tensor, e, arch) / 8)
                 total_bytes += tile_bytes
                 elements = elems if isinstance(elems, int) else float(elems)
                 yield level.name, tensor, elements, buffers, tile_bytes, None, None

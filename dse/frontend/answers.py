@@ -29,6 +29,9 @@ class Row(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         return attribute(self, name)
 
+    def __missing__(self, name: str) -> Any:
+        return item(self, name)
+
 
 def attribute(values: Mapping[str, Any], name: str) -> Any:
     """Returns the value of a column by its name (energy_pj), or by its name on screens, without the unit, if
@@ -86,8 +89,16 @@ class Answer:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError with what there is for names that other libraries have."""
+        there = "there are .frame() (a pandas data frame), .table (Arrow), .rows() (tuples), .note"
+        raise AttributeError(f"{name}: an answer has no such attribute; {there}")
+
     def __getitem__(self, at: int) -> Row:
-        return Row(self.table.slice(range(len(self))[at], 1).to_pylist()[0])
+        try:
+            return Row(self.table.slice(range(len(self))[at], 1).to_pylist()[0])
+        except IndexError:
+            raise IndexError(f"row {at}: the answer has {len(self)} rows, from 0 on") from None
 
     def __iter__(self) -> Iterator[Row]:
         return iter([Row(row) for row in self.table.to_pylist()])

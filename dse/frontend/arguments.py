@@ -474,7 +474,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         sub.add_argument(
             "--einsum",
             metavar="NAME",
-            help="nest, traffic and footprints of this einsum, or of all (default: the one of most energy)",
+            help="nest, traffic, footprint and busy cycles of this einsum, or of all (default: the one of "
+            "most energy; with --format json none)",
         )
         sub.add_argument(
             "--names",

@@ -377,7 +377,9 @@ def _pareto(args: argparse.Namespace) -> int:
         )
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
-    of_whole = (run.certificate(), *run.axis_hints()) if is_whole else ()
+    of_whole = [run.certificate()] if is_whole else []
+    if not (args.where or by):  # the best points of the run, whichever of the front are shown
+        of_whole += run.axis_hints(objectives)
     close = _close_line(front, by, [*map(db.column_of, objectives)]) or (run.gap_note() if len(front) else "")
     note = answers.Answer(front).note
     for line in filter(
@@ -446,7 +448,8 @@ def _macro_table(
     found: pa.Table, statement: str, parameters: Sequence[str], shows_all: str = "--all"
 ) -> tuple[pa.Table, str]:
     """Returns what is shown of the answer of `FROM macro(...)`, and a line about the rest: of a front the
-    columns of `dse pareto` (and which run), of `sensitivity` ranges of values where they are many.
+    columns of `dse pareto` (and which run), of `sensitivity` ranges of values where they are many, of
+    `hypervolume` the reference with its units.
     shows_all: what the user says to see the answer itself.
     """
     from analysis import db
@@ -454,6 +457,8 @@ def _macro_table(
     name, given = db.call_alone(statement)
     if name == "sensitivity" and len(found) > MAX_VALUES:
         return _in_ranges(found, given["parameter"], shows_all)
+    if name == "hypervolume" and given["objectives"]:
+        return _with_units(found, [*map(db.column_of, given["objectives"])]), ""
     of_runs = [name for name in ("run",) if name in found.column_names]
     asked = [*of_runs, *(given.get("grp") or []), *map(db.column_of, given.get("objectives") or [])]
     needed = {"machine", "schedule", "gap_to_bound", *parameters, *asked}
@@ -465,6 +470,20 @@ def _macro_table(
     shown = found.select(list(dict.fromkeys([*names, *others])))
     rest = f"{found.num_columns - shown.num_columns} more columns: SELECT * FROM {name}(...), or {shows_all}"
     return shown, "; ".join([*_same_line(same_in_all), rest])
+
+
+def _with_units(found: pa.Table, objectives: Sequence[str]) -> pa.Table:
+    """Returns the answer of the macro `hypervolume` with the reference as text: a value of each objective."""
+    import pyarrow as pa
+
+    texts = [
+        None
+        if values is None
+        else ", ".join(units.quantity(name, value) for name, value in zip(objectives, values, strict=True))
+        for values in found["reference"].to_pylist()
+    ]
+    at = found.column_names.index("reference")
+    return found.set_column(at, "reference", pa.array(texts, pa.string()))
 
 
 def _in_ranges(found: pa.Table, parameter: str, shows_all: str) -> tuple[pa.Table, str]:
@@ -619,7 +638,7 @@ def _show(args: argparse.Namespace) -> int:
     neighbours = run.neighbours(point.machine) if args.neighbours else None
     if args.format == "json":
         documents = {
-            one.workload.name: values.document(one.arch, one.workload, one.solution, one.plan)
+            one.workload.name: values.document(one.arch, one.workload, one.solution, one.plan, args.einsum)
             for one in solved
             if not isinstance(one.solution, Infeasible)
         }
@@ -809,7 +828,8 @@ def _print_mapped(mapped: Any, args: argparse.Namespace) -> int:
     elif args.format in arguments.PEERS:
         print(_peer_text(args, mapped.arch, mapped.workload, mapped.solution), end="")
     elif args.format == "json":
-        tables.print_json(values.document(mapped.arch, mapped.workload, mapped.solution, mapped.plan))
+        parts = (mapped.arch, mapped.workload, mapped.solution, mapped.plan)
+        tables.print_json(values.document(*parts, args.einsum))
     else:
         tables.print_nests(mapped.text(args.einsum, tables.terminal_width(), args.why))
     return 0

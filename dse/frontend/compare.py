@@ -17,6 +17,7 @@ import numpy as np
 from dse.explain import values
 from dse.explain.values import Table
 from dse.frontend import check
+from dse.frontend.answers import Row
 from dse.frontend.mapped import Mapped
 from dse.frontend.runs import Run
 from dse.frontend.tables import fact
@@ -312,6 +313,14 @@ def runs(a: Run, b: Run) -> list[Table]:
             key="study_keys",
         ),
     ]
+
+
+def compare(run: Run, a: Run | str | int, b: str | int = "best") -> dict[str, list[Row]]:
+    """Returns what `dse compare` prints of two points of a run (named as for `show`), or of this run and
+    another one: rows by name of the table. Raises ValueError.
+    """
+    found = runs(run, a) if isinstance(a, Run) else points(run, str(a), str(b))
+    return {name: [*map(Row, rows)] for name, rows in to_json(found).items()}
 
 
 def to_json(comparison: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:

@@ -105,7 +105,7 @@ class Opened(Protocol):
     def gap_note(self) -> str:
         """How far costs lie above their optima; "": they do not."""
 
-    def axis_hints(self) -> list[str]:
+    def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """A line about axes at whose end all that is best in an objective lies."""
 
     def fusion_hints(self, point: str | int = "best") -> list[str]:

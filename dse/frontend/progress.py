@@ -26,6 +26,7 @@ from dse.run import compiling
 
 T = TypeVar("T")
 LINE_S = 5.0  # seconds between lines where stderr is no terminal
+MAX_LINE_S = 60.0  # and at most, of a run that has no machine yet: as long as it has taken so far
 TICK_S = 0.2  # seconds between updates of a live line
 DELAY_S = 1.0  # seconds before the first line: shorter work shows none
 LONG_S = 3.0  # seconds of one step before it is said what would shorten it
@@ -42,15 +43,15 @@ class Line:
         self.live = Status("", console=self.console) if self.console.is_terminal else None
         self.shown_at = time.monotonic()
 
-    def show(self, text: str, last: bool = False) -> None:
-        """Updates the live line; without a terminal prints at most one line per LINE_S. last: the final text,
-        which is printed in any case if there is no live line.
+    def show(self, text: str, last: bool = False, every_s: float | None = None) -> None:
+        """Updates the live line; without a terminal prints at most one line per `every_s` (None: LINE_S).
+        last: the final text, which is printed in any case if there is no live line.
         """
         if self.live:
             shown, room = safe(text), self.console.width - 4
             self.live.update(Text(shown if cell_len(shown) <= room else f"{set_cell_size(shown, room - 1)}…"))
             self.live.start()
-        elif last or time.monotonic() - self.shown_at >= LINE_S:
+        elif last or time.monotonic() - self.shown_at >= (LINE_S if every_s is None else every_s):
             self.say(text)
 
     def say(self, text: str) -> None:
@@ -171,7 +172,7 @@ class RunProgress:
     def __init__(self, name: str, note_text: Callable[[str], str] = str) -> None:
         """note_text: returns a note as it is shown."""
         self.name, self.line, self.interrupted_once, self.noted = name, Line(), False, 0
-        self.note_text = note_text
+        self.note_text, self.began_at = note_text, time.monotonic()
 
     def __enter__(self) -> RunProgress:
         self.line.show(f"{self.name}: starting")
@@ -187,6 +188,7 @@ class RunProgress:
         for note in status.notes[self.noted :]:
             self.line.say(self.note_text(note))
         self.noted = len(status.notes)
+        every_s, spent_s = None, time.monotonic() - self.began_at
         share = f" ({100 * status.done // status.planned} %)" if status.planned else ""
         text = f"{self.name}: {status.done} of {status.planned} machines{share}"
         solving = solving_texts([asdict(one) for one in status.solving], LONG_LEASE_S)
@@ -208,7 +210,11 @@ class RunProgress:
             text = f"{text}, {status.rate:.3g}/s{left}, front {status.front}, {gap}"
         elif status.state == "running":
             in_flight = f", {status.in_flight} being solved" * (status.in_flight > 0)
-            text = f"{text}{in_flight}, none yet in this session"
+            text = (
+                f"{text}{in_flight}, none yet after {duration(spent_s)}; machines that can share a search "
+                "are searched together (dse run STUDY --dry-run estimates the time)"
+            )
+            every_s = min(MAX_LINE_S, max(LINE_S, spent_s / 2))
         if status.state == "running" and not status.reason:
             text += "".join(f", {one}" for one in solving[:1])
         if interrupted and not self.interrupted_once:
@@ -216,4 +222,4 @@ class RunProgress:
             self.line.say(f"{self.name}: {status.reason}")
         else:
             clock = "" if self.line.live else time.strftime("%H:%M:%S ")
-            self.line.show(f"{clock}{text}", last=status.state != "running")
+            self.line.show(f"{clock}{text}", status.state != "running", every_s)

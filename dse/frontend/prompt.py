@@ -134,8 +134,8 @@ def _command(
         if unknown := [name for name in words if name not in views]:
             there = f"there are {', '.join(views)}; macros are {', '.join(db.RETURNS)}"
             raise ValueError(f"{unknown[0]}: no such view; {there}")
-        rows = _schema(words or views, columns, study)
-        tables.print_table(("view", "column", "type", "unit", "meaning"), rows)
+        meanings = [*_schema(words or views, columns, study)]
+        tables.print_table(("view", "column", "type", "unit", "meaning"), meanings)
     else:
         raise ValueError(f"{word}: no such command; .help lists them")
 

@@ -290,6 +290,7 @@ def _workload(mapped: Any, nests: dict[str, int]) -> dict[str, Any]:
             "gb_s": roof.gb_s,
             "level": roof.level,
             "dots": [list(asdict(dot).values()) for dot in roof.dots],
+            "not_drawn": roof.not_drawn,
         },
         "einsums": [
             [

@@ -10,12 +10,12 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as cache_in_memory
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -224,13 +224,13 @@ class Run:
 
     def front(
         self,
-        objectives: Sequence[str] = (),
+        objectives: str | Sequence[str] = (),
         where: str = "",
-        by: Sequence[str] = (),
+        by: str | Sequence[str] = (),
         distinct: bool = False,
         epsilon: float | None = None,
         knee: bool = False,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
     ) -> Answer:
         """Returns the non-dominated feasible points, best in the first objective first: their rows of
         `designs`.
@@ -243,10 +243,14 @@ class Run:
         knee: the point of least sum of objectives, each scaled to 0 (best on the front) .. 1 (worst), of
             equal sums that whose worst objective is best; `tied_designs` as with `distinct`
         columns: those behind machine, schedule and objectives; None: all
+
+        A text is a list of names with commas between them. Raises ValueError.
         """
         from analysis import db
 
-        own = objectives or self.objectives()
+        own, by = _names(objectives) or self.objectives(), _names(by)
+        columns = None if columns is None else _names(columns)
+        epsilon = None if epsilon is None else _number("epsilon", epsilon, "a share, such as 0.05 for 5 %")
         of_study = {*map(db.objective, own)} == {*self.objectives()}
         return self._answer(
             lambda con: db.front(
@@ -254,13 +258,13 @@ class Run:
             )
         )
 
-    def hypervolume(self, objectives: Sequence[str] = (), reference: Sequence[float] = ()) -> float:
+    def hypervolume(self, objectives: str | Sequence[str] = (), reference: Sequence[float] = ()) -> float:
         """Returns the hypervolume of the front of feasible points, as `status` has it: in the box of these
         points, up to `hypervolume_reference`. objectives: as of `front`. reference: a value of each objective
         in its own unit; then the volume up to there in these units.
         """
-        listed = ", ".join("'" + o.replace("'", "''") + "'" for o in objectives or self.objectives())
-        values = ", ".join(repr(float(one)) for one in reference)
+        listed = ", ".join("'" + o.replace("'", "''") + "'" for o in _names(objectives) or self.objectives())
+        values = ", ".join(repr(_number("reference", one, "a value of each objective")) for one in reference)
         rows = self.sql(
             f"FROM hypervolume('(FROM points WHERE feasible)', [{listed}], reference := [{values}]::DOUBLE[])"
         )
@@ -285,14 +289,19 @@ class Run:
         price by 1.2 ** z, z of a standard normal distribution; machines: on the front of these alone (None:
         of all). Raises ValueError.
         """
-        asked = f"{_struct(spreads)}, {int(samples)}, seed := {int(seed)}{_machines(machines)}"
+        count, start = (
+            int(_number(*one, "a whole number")) for one in (("samples", samples), ("seed", seed))
+        )
+        asked = f"{_struct(spreads)}, {count}, seed := {start}{_machines(machines)}"
         return self.sql(f"FROM robust({asked}) ORDER BY share_on_front DESC, machine")
 
-    def axis_hints(self) -> list[str]:
+    def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """Returns a line for each group of objectives whose best points all lie at ends of axes of numbers:
         wider, these may have better ones. Area is left out (less of anything is smaller), and so are axes of
-        which the run has one value yet.
+        which the run has one value yet. objectives: of the study's these alone; (): all.
         """
+        from analysis import db
+
         axes = [
             axis
             for axis in self.study.space.axes
@@ -300,31 +309,36 @@ class Run:
             and all(isinstance(v, int | float) and v is not True for v in axis.values)
             and not spaces.is_least(self.study.space, axis.key)
         ]
-        objectives = [o for o in self.study.objectives if o.metric != "area_mm2"]
-        if not axes or not objectives:
+        asked = {*map(db.objective, objectives or self.objectives())}
+        measured = [
+            o
+            for o in self.study.objectives
+            if o.metric != "area_mm2" and f"{o.column}:{o.direction}" in asked
+        ]
+        if not axes or not measured:
             return []
         columns = [
-            f'"{name}"' for name in (*(pareto.slug(a.key) for a in axes), *(o.column for o in objectives))
+            f'"{name}"' for name in (*(pareto.slug(a.key) for a in axes), *(o.column for o in measured))
         ]
         ends = ", ".join(
             f'{"max" if o.direction == "max" else "min"}("{o.column}") AS best{i}'
-            for i, o in enumerate(objectives)
+            for i, o in enumerate(measured)
         )
         # of each axis how many values it has, then of each objective the least and the greatest value where
         # the objective is best
-        measured = [f"count(DISTINCT {name})" for name in columns[: len(axes)]] + [
+        counted = [f"count(DISTINCT {name})" for name in columns[: len(axes)]] + [
             f"{end}({name}) FILTER ({columns[len(axes) + i]} = best{i})"
-            for i in range(len(objectives))
+            for i in range(len(measured))
             for name in columns[: len(axes)]
             for end in ("min", "max")
         ]
         row = self.sql(
             f"WITH found AS MATERIALIZED (SELECT {', '.join(columns)} FROM designs WHERE feasible) "
-            f"SELECT {', '.join(measured)} FROM found, (SELECT {ends} FROM found)"
+            f"SELECT {', '.join(counted)} FROM found, (SELECT {ends} FROM found)"
         ).rows()[0]
         at = iter(row[len(axes) :])
         found: dict[str, list[str]] = {}  # where on which axis -> objectives
-        for objective in objectives:
+        for objective in measured:
             for axis, count in zip(axes, row, strict=False):
                 least, greatest = next(at), next(at)
                 for end, name in ((min(axis.values), "smallest"), (max(axis.values), "largest")):
@@ -812,13 +826,32 @@ def _struct(numbers: Mapping[str, float]) -> str:
     """Returns numbers by name as SQL writes a structure."""
     if not numbers:
         raise ValueError('no price is given; write {"dram_pj": 0.5}')
-    names = [(name.replace("'", "''"), float(number)) for name, number in numbers.items()]
+    names = [
+        (name.replace("'", "''"), _number(name, number, "a number, such as 0.5"))
+        for name, number in numbers.items()
+    ]
     return "{" + ", ".join(f"'{name}': {number!r}::DOUBLE" for name, number in names) + "}"
 
 
 def _machines(machines: Sequence[int] | None) -> str:
     """Returns the argument `machines` of a macro of SQL; "": all machines."""
-    return "" if machines is None else f", machines := {[int(one) for one in machines]}"
+    if machines is None:
+        return ""
+    if not isinstance(machines, Iterable) or isinstance(machines, str):
+        raise ValueError(f"machines = {machines!r}: give a list of numbers, such as [17, 18]")
+    return f", machines := {[int(_number('machines', one, 'numbers of machines')) for one in machines]}"
+
+
+def _names(given: str | Sequence[str]) -> list[str]:
+    """Returns names that are given as a list, or as a text with commas between them."""
+    return [name.strip() for name in given.split(",")] if isinstance(given, str) and given else [*given]
+
+
+def _number(name: str, value: Any, what: str) -> float:
+    """Returns a number that is given for `name`. Raises ValueError: what: what may be given."""
+    if isinstance(value, str) or not isinstance(value, SupportsFloat):
+        raise ValueError(f"{name} = {value!r}: give {what}")
+    return float(value)
 
 
 def _quote(key: str, value: Any) -> str:

@@ -16,14 +16,7 @@ from hw.arch import OPS_PER_MAC, Access, Compute, Fanout, Level
 if TYPE_CHECKING:  # imported where it is used: commands that only list columns start without it
     import pyarrow as pa
 
-<<<<<<< HEAD
 MODEL_VERSION = 18
-<<<<<<< HEAD
-=======
-MODEL_VERSION = 17
->>>>>>> schedules
-=======
->>>>>>> alt
 SOLVER_VERSION = 32
 
 STATUS = ("ok", "infeasible", "pruned", "error")
@@ -249,7 +242,7 @@ TABLES: dict[str, Columns] = {
         "schedule": SCHEDULE,
         "workload": WORKLOAD,
         "weight": Column("float64", "", "weight of the workload in sums over the workloads"),
-        **_costs("workload_costs", METRICS | {"macs": MACS, "main_memory_bytes": MAIN_MEMORY_BYTES}),
+        **_costs("workload_costs", {**METRICS, "macs": MACS, "main_memory_bytes": MAIN_MEMORY_BYTES}),
         "optimality_gap": OPTIMALITY_GAP,
         "gap_to_bound": GAP_TO_BOUND,
         "certificate": CERTIFICATE,
@@ -547,9 +540,11 @@ VIEWS: dict[str, Columns] = {
 }
 # a point with the columns of its machine that points do not have
 VIEWS = {
-    "designs": TABLES["points"]
-    | VIEWS["points"]
-    | {name: c for name, c in TABLES["machines"].items() if name not in TABLES["points"]},
+    "designs": {
+        **TABLES["points"],
+        **VIEWS["points"],
+        **{name: c for name, c in TABLES["machines"].items() if name not in TABLES["points"]},
+    },
     **VIEWS,
 }
 
@@ -570,7 +565,7 @@ STUDY_COLUMNS: dict[str, Columns] = {  # for listings: examples of columns whose
         ),
     },
 }
-STUDY_COLUMNS["designs"] = STUDY_COLUMNS["machines"] | STUDY_COLUMNS["points"]
+STUDY_COLUMNS["designs"] = {**STUDY_COLUMNS["points"], **STUDY_COLUMNS["machines"]}
 
 
 def dtype(name: str) -> pa.DataType:

@@ -331,10 +331,9 @@ def columns(study: Study, table: str) -> dict[str, Column]:
     """Returns the columns that the study adds to a table. machines: parameters; points: objectives and
     violations; designs: those of both; chosen: mappings.
     """
-    if table == "machines":
-        return {slug(axis.key): _parameter_column(axis) for axis in study.space.axes}
-    if table == "designs":
-        return columns(study, "machines") | columns(study, "points")
+    found = {}
+    if table in ("machines", "designs"):
+        found = {slug(axis.key): _parameter_column(axis) for axis in study.space.axes}
     if table == "chosen":
         # a reader that has loaded no workload takes the other columns as the parts have them
         max_einsums = max((len(unique(workload)) for workload in study.loaded_workloads), default=1)
@@ -344,9 +343,8 @@ def columns(study: Study, table: str) -> dict[str, Column]:
         }
     if table == record.NONDOMINATED:
         return {o.column: Column("float64", "", "an objective") for o in study.objectives}
-    if table != "points":
-        return {}
-    found = {}
+    if table not in ("points", "designs"):
+        return found
     for o in study.objectives:
         if o.column not in record.TABLES["points"]:
             found[o.column] = Column(
