@@ -38,7 +38,9 @@ def read_bytes(value: object) -> int:
     """
     match = SIZE.match(value) if isinstance(value, str) else None
     if not match or match[2] not in SIZE_UNITS:
-        raise ValueError('is not a size; write a number with B, KiB, MiB or GiB, e.g. "128 KiB"')
+        meant = next((unit for unit in SIZE_UNITS if match and unit[0] == match[2][:1].upper()), "")
+        example = f"{match[1]} {meant}" if match and meant else "128 KiB"
+        raise ValueError(f'is not a size; write a number with B, KiB, MiB or GiB, e.g. "{example}"')
     size = float(match[1]) * SIZE_UNITS[match[2]]
     if size <= 0 or size != int(size):
         raise ValueError("must be a whole number of bytes, at least 1; raise it")

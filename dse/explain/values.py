@@ -131,10 +131,11 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
 
 
 def machine(arch: Arch) -> list[dict[str, Any]]:
-    """A row per component of a machine, outermost first: capacity, width, energies and bandwidth of one
-    instance, area and leakage of all. array: what makes the instances of one out of the component outside.
-    elements: their bits by role, where a memory gives them a width of their own. shared_along: dimensions
-    along which PEs share an instance, where they do so of a memory.
+    """A row per component of a machine, outermost first: capacity, energies, bandwidth and width of one
+    instance, area and leakage of all; what a narrow screen may leave out comes last. array: what makes the
+    instances of one out of the component outside. elements: their bits by role, where a memory gives them a
+    width of their own. shared_along: dimensions along which PEs share an instance, where they do so of a
+    memory.
     """
     has_widths, has_sharing = arch.narrows_or_widens(), bool(arch.with_sharing())
     arrays = [
@@ -147,6 +148,12 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "array": array,
             "instances": 0,
             "capacity_bytes": None if level.capacity_bits is None else level.capacity_bits / 8,
+            "read_pj": level.read_pj,
+            "write_pj": level.write_pj,
+            "area_mm2": 0.0,
+            "leak_mw": 0.0,
+            "compute_pj": None,
+            "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
             "width_bits": level.width_bits,
             **({"elements": ", ".join(f"{of} {n} bit" for of, n in level.bits)} if has_widths else {}),
             **(
@@ -158,12 +165,8 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
                 if has_sharing
                 else {}
             ),
-            "read_pj": level.read_pj,
-            "write_pj": level.write_pj,
             "read_pj_per_bit": level.read_pj / level.width_bits,
             "write_pj_per_bit": level.write_pj / level.width_bits,
-            "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
-            "compute_pj": None,
         }
         for level, array in zip(arch.levels, arrays, strict=False)
     ]
@@ -638,13 +641,13 @@ def network(
             c.count,
             c.count * c.energy_pj,
             c.count * c.energy_pj / (solution.energy_pj or 1),
-            c.count * c.latency_cycles,
             c.count * c.latency_cycles / arch.clock_ghz,
             ", ".join(bottlenecks(c)),
             _utilization(arch, c, e),
             ratios["share_of_peak"],
-            ratios["macs_per_byte"],
             _finite(c.gap_to_bound),
+            ratios["macs_per_byte"],
+            c.count * c.latency_cycles,
             round(needs(e, arch.word_bits).computed) * c.count,
             short_certificate(c.certificate),
         )
@@ -671,13 +674,13 @@ def network(
         "occurrences",
         "energy_pj",
         "share",
-        "latency_cycles",
         "latency_ns",
         "bottleneck",
         "mac_utilization",
         "share_of_peak",
-        "macs_per_byte",
         "gap_to_bound",
+        "macs_per_byte",
+        "latency_cycles",
         "computes",
         "certificate",
     )

@@ -255,15 +255,25 @@ def layout(workload: str, machine: str, text: str, **sets: Any) -> Picture:
 
 
 def _check_order(workload: Any, machine: str) -> None:
-    """Raises ValueError where a machine stands in the place of the workload, and no machine in its own."""
+    """Raises ValueError where a machine or a study stands in the place of the workload, or a file of a
+    workload in that of the machine.
+    """
     from dse.frontend import check
+    from workloads import catalog
 
+    stem = str(machine).partition(":")[0]
+    if stem.lower().endswith(catalog.SUFFIXES) and not stem.lower().endswith((".yaml", ".yml")):
+        raise ValueError(f"{machine} is a workload: the machine comes second, a name or a .yaml file")
     try:
-        swapped = isinstance(workload, str) and check.is_machine(workload) and not check.is_machine(machine)
+        kind = check.kind_of(workload) if isinstance(workload, str) else "workload"
+        swapped = kind == "machine" and not check.is_machine(machine)
     except ValueError:  # a faulty file, said where it is read
         return
     if swapped:
         raise ValueError(f"{workload} is a machine: the machine comes second; write {machine} {workload}")
+    if kind != "workload":
+        cure = f"; dse run {workload}" if kind == "study" else ""
+        raise ValueError(f"{workload} is a {kind}: the workload comes first, e.g. resnet50 {machine}{cure}")
 
 
 def price_schedule(

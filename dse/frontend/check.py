@@ -41,7 +41,7 @@ def file(text: str, sets: Sequence[str] = ()) -> tuple[str, list[Layer]]:
         return contracts.check(text), []
     if not path.exists() and text.partition(":")[0] in catalog.names():
         return _workload(text, sets)
-    kind = _kind_of(text)
+    kind = kind_of(text)
     if kind == "machine":
         spec = _machine(text, sets)
         arch = machine.arch(spec)
@@ -78,8 +78,8 @@ def _channels(spec: Machine) -> Iterator[str]:
             )
 
 
-def _kind_of(text: str) -> str:
-    """Returns machine, study or workload. text: a path, or a machine's name."""
+def kind_of(text: str) -> str:
+    """Returns machine, study or workload. text: a path, or a machine's name; it may have faults."""
     path = Path(text)
     if not path.exists() and text in machine.names():
         return "machine"
@@ -100,7 +100,7 @@ def components(text: str, sets: Sequence[str] = ()) -> list[dict[str, Any]]:
     """
     from dse.explain import values
 
-    return values.machine(machine.arch(_machine(text, sets))) if _kind_of(text) == "machine" else []
+    return values.machine(machine.arch(_machine(text, sets))) if kind_of(text) == "machine" else []
 
 
 def _machine(text: str, sets: Sequence[str]) -> Machine:

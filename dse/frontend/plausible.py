@@ -173,11 +173,12 @@ def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
             bits = (level.capacity_bits or 0) // node.banks
             array = component.sram(spec.node_nm or 0, spec.cell, bits, node.width_bits)
             cycle_ns = node.cycle_ns or component.at_vdd(replace(spec, vdd=arch.vdd), array).cycle_ns
+            rate = node.banks / level.access_cycles
             yield (
                 f"{node.name}: an access takes {level.access_cycles} cycles ({cycle_ns:.3g} ns at "
-                f"{spec.clock_mhz:g} MHz; memory.slow: divide), so its bandwidth is at most "
-                f"{node.banks / level.access_cycles:.3g} accesses per cycle; more banks or clock_mhz up to "
-                f"{floor(1e3 / cycle_ns)} raise it"
+                f"{spec.clock_mhz:g} MHz; memory.slow: divide), so its bandwidth is at most {rate:.3g} "
+                f"{'access' if rate == 1 else 'accesses'} per cycle; more banks (e.g. "
+                f"{node.banks * level.access_cycles}) or clock_mhz up to {floor(1e3 / cycle_ns)} raise it"
             )
 
 

@@ -99,8 +99,10 @@ def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, 
     raw, document_faults = documents.read(path)
     is_study = documents.is_kind(raw, KIND)
     if not is_study and (raw is not None or not document_faults):
+        is_machine = documents.is_kind(raw, machine.KEYS)
         document_faults = [
-            "must be a mapping with workloads, machine, space and objectives; see studies/edge_cnn.yaml"
+            f"{'is a machine; a study ' * is_machine}must be a mapping with workloads, machine, space and "
+            "objectives; see studies/edge_cnn.yaml"
         ]
     faults.lines.extend(document_faults)
     if not is_study or not isinstance(raw, dict):
