@@ -62,7 +62,7 @@ COMMANDS = {
     "map GEMM tpu": "tpu_edge?",
     "map edge_array GEMM": "the machine comes second",
     "map edge_array edge_array": "edge_array is a machine: the workload comes first",
-    "map STUDY edge_array": "is a study: the workload comes first",
+    "map STUDIES/first.yaml edge_array": "is a study: the workload comes first",
     "map GEMM net.onnx": "net.onnx is a workload: the machine comes second",
     "plot GEMM edge_array loops": "use one of nest",
     "compare GEMM edge_array unfused fuse": "fused?",
@@ -86,7 +86,10 @@ CASES = [(f"map GEMM edge_array --set {text}", answer) for text, answer in SETS.
 
 @pytest.mark.parametrize(("command", "answer"), [*CASES, *COMMANDS.items()])
 def test_a_typical_mistake_is_answered_by_the_right_name(command: str, answer: str, tmp_path: Path) -> None:
-    words = command.replace("GEMM", "gemm:m=4,n=4,k=4").split()
+    named = command.replace("GEMM", "gemm:m=4,n=4,k=4").replace(
+        "STUDIES", str(machine.MACHINES.parents[1] / "studies")
+    )
+    words = named.split()
     if words[0] == "check":
         key = words[1].removesuffix(".yaml")
         (tmp_path / words[1]).write_text(f"{STUDY}\n{key}: 5\n")
