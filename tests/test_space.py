@@ -228,7 +228,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
             {"gbuf.capacity": {"from": "1 KB", "to": "2 KiB", "step": "x2"}},
             [
                 'space.gbuf.capacity = "1 KB" is not a size; write a number with B, KiB, MiB or GiB, '
-                'e.g. "128 KiB"'
+                'e.g. "1 KiB"'
             ],
         ),
         (
