@@ -1190,7 +1190,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
         "buffer": f"{level.name}, {report.capacity_words} words of {arch.word_bits} bits{_slices(arch)}",
         "Optimal": _optimal_claim(report),
         "one word more of buffer saves": f"{best.saved_per_word:.4g} words",
-        "gap of the policy to Optimal": f"{100 * report.gap():.3g} %",
+        "gap of GOGETA in its best order": f"{100 * report.gap():.3g} %",
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
     if report.overfull_operations:
