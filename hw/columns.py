@@ -48,7 +48,8 @@ from hw.space import HEAD, Axis, Space, Value, apply
 from hw.voltage import LEAST, STEPS_PER_V
 from workloads.arrays import Floats, Ints
 
-NESTING = ("kind", *LAYOUT_FIELDS)  # fields of Memory that decide how nodes may be nested (nesting_faults)
+# fields of memories and arrays that decide how nodes may be nested (nesting_faults)
+NESTING = ("kind", "along", "systolic", "hop_pj", "endpoint_pj", *LAYOUT_FIELDS)
 # roles of the fields of Level and Compute that have a column each
 COLUMN_ROLES: tuple[FieldRole, ...] = ("price", "rate")
 # fields of Arch that are part of a machine's family; word_bits is part of the family of the compute instead

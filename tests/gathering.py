@@ -91,7 +91,7 @@ class Gathering(Walk):
         wanted = [(k, *rest) for k, *rest in elements if self.a[rows, k].any()]
         self.add(at, node.level, "X", "write", len(wanted))
         self.parents[level, node.level, "each"] += len(wanted)
-        if not self.share(tensor, parent_at):
+        if not self.share(tensor, parent):
             self.parents[level, node.level, "together"] += len(elements)
         self.served.setdefault((level, node.level, at, self.moment(at, parent_at)), set()).update(wanted)
 

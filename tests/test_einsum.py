@@ -289,9 +289,15 @@ def test_faults_of_sizes_bits_and_density() -> None:
         ({"density": {"A": 1.5}}, "0 < density <= 1"),
         ({"density": {"A": float("nan")}}, "0 < density <= 1"),
         ({"format": {"Z": "csr"}}, "format names tensor Z"),
-        ({"format": {"A": "coo"}}, "format of tensor A is 'coo'; it must be dense or csr"),
+        (
+            {"format": {"A": "cco"}},
+            "format of tensor A is 'cco'; it must be dense, csr, coo, rle, bitmask, or N:M",
+        ),
         ({"format": {"C": "csr"}}, "tensor C cannot be csr; only an input with rows can"),
-        ({"index_bits": {"A": 9}}, "index_bits names tensor A, which is dense; only a csr tensor has them"),
+        (
+            {"index_bits": {"A": 9}},
+            "index_bits names tensor A, which is dense; only a csr, coo, rle or N:M tensor has them",
+        ),
         ({"index_bits": {"Z": 9}}, "index_bits names tensor Z, which it does not have"),
         (
             {**csr("A", 1.0), "pointer_bits": {"A": 1}},

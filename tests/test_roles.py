@@ -105,6 +105,9 @@ def another(value: Any, name: str) -> Any:
         "dims": ((("Y", 2), ("X", 3)), (("Y", 2), ("X", 4))),
         "multicast": ((True, True), (True, False)),
         "reduce": ((True, True), (True, False)),
+        "shared": ((), ((), ("REG",))),
+        "gates": ((), ("input",)),
+        "along": ((), ("X",)),
     }
     if name in known:
         return next(one for one in known[name] if one != value)
@@ -158,8 +161,8 @@ def test_machines_that_differ_in_a_field_share_no_answer_that_it_decides() -> No
         assert (arch.structure() == base.structure()) == (of in (*COST_ROLES, "area", "label")), at
         assert same == (of in (*COST_ROLES, "area", "label", "tiles")), at
         told = (prices(arch), times(arch)) != (prices(base), times(base))
-        # of arrays: how many lanes leak
-        assert told == (of in COST_ROLES or at.field in ("dims", "outside")), at
+        # of arrays: how many instances leak
+        assert told == (of in COST_ROLES or at.field in ("dims", "outside", "shared")), at
         if of in COST_ROLES:
             wide = cost.batch_arch([base, arch])
             assert [np.asarray(own).tolist() for own in wide.values([at])] == [
@@ -359,10 +362,10 @@ def test_fields_of_memories_that_nest_or_switch_on_layouts_are_those_listed() ->
     anything."""
     first, lane = Memory("dram", 64, "ddr3"), MacUnit("mac", "int8")
     base = Memory("buf", 64, "sram", capacity=4096)
-    others: dict[str, Any] = {"kind": "ddr3", "burst": 64, "bank_map": "word"}
+    others: dict[str, Any] = {"kind": "ddr3", "along": ("y",), "burst": 64, "bank_map": "word"}
     nest = (first, base, Array("pe", {"x": 2}), replace(base, name="inner"), lane)
     for name in (one.name for one in fields(Memory) if one.name != "name"):
         value = others.get(name, 8)
         inside = nesting_faults((*nest[:3], replace(nest[3], **{name: value}), lane))
         assert any(inside) == (name in NESTING), name
-    assert set(LAYOUT_FIELDS) == set(others) - {"kind"}
+    assert set(LAYOUT_FIELDS) == set(others) - {"kind", "along"}

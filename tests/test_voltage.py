@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dse.frontend import check
+from dse.frontend import plausible
 from dse.mapping.nest import parse
 from dse.sim.einsum.evaluate import Problem, einsum_cost
 from dse.study import prune
@@ -58,7 +58,7 @@ def test_a_clock_above_that_of_the_nominal_voltage_is_said() -> None:
         (9e3, None, {"node_nm": 10}, ""),
         (9e3, None, {"nodes": (*EDGE.nodes[:-1], replace(MAC, kind="custom"))}, ""),
     ):
-        said = [*check._fast(replace(at(vdd, clock), **changes))]  # type: ignore[arg-type]
+        said = [*plausible._fast(replace(at(vdd, clock), **changes))]  # type: ignore[arg-type]
         assert len(said) == bool(ending)
         assert all(
             f"above the {highest:.4g} MHz that MAC units reach" in s and s.endswith(ending) for s in said
@@ -71,7 +71,7 @@ def test_that_logic_with_a_voltage_is_not_that_of_the_tables_is_said() -> None:
     flops = space.override(own, {"regf.kind": "register", "regf.capacity": "64 B"})
     high = space.override(EDGE, {"cell": "hp"})  # nominal at 0.9 V, as the tables of logic are
     said = {
-        name: [line for line in check.machine_lines(spec, build(spec)) if "logic" in line]
+        name: [line for line in plausible.machine_lines(spec, build(spec)) if "logic" in line]
         for name, spec in {
             "none": at(None),
             "nominal": at(0.6),

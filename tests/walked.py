@@ -56,8 +56,8 @@ class Stage(Walk):
         if node in self.gathered:  # the first lane gets what all of them have added up
             elements = self.box(self.e.output, env, clip=True)
             self.add(at, node.level, node.tensor, "read", len(elements))
-            self.merge(-1, self.e.output, elements)
-            if not self.share(self.e.output, -1):
+            self.merge((-1, ""), self.e.output, elements)
+            if not self.share(self.e.output, (-1, "")):
                 self.add(at, node.level, node.tensor, "write", len(elements))
 
     def go(self, at, env):
@@ -501,8 +501,8 @@ class SegmentWalk:
         if chain and output:
             parent_at, parent = chain[-1]
             w.add(position, node.level, node.tensor, "read", w.words(p, elements))
-            w.merge(parent_at, p, elements)
-            if not w.share(p, parent_at):
+            w.merge(chain[-1], p, elements)
+            if not w.share(p, chain[-1]):
                 w.add(parent_at, parent, node.tensor, "write", w.words(p, elements))
 
     def fork(self, envs: dict) -> None:
