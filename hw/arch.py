@@ -85,14 +85,16 @@ def read_list(value: object) -> object:
     raise ValueError("is no list; write it in brackets, e.g. [None, DimN]")
 
 
-def read_roles(value: object) -> tuple[str, ...]:
-    """Returns the roles that a machine file lists, in the order of ROLES. Raises ValueError for an unknown
-    one.
+def read_roles(value: object, of_operands: bool = False) -> tuple[str, ...]:
+    """Returns the roles (of_operands: of operands) that a machine file lists, in the order of ROLES. Raises
+    ValueError for another one.
     """
+    known = OPERANDS if of_operands else ROLES
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"is no list of roles; write e.g. [{', '.join(ROLES)}]")
-    if unknown := [role for role in value if role not in ROLES]:
-        raise ValueError(f"names {unknown[0]}, which is no part of an einsum; use {', '.join(ROLES)}")
+        raise ValueError(f"is no list of roles; write e.g. [{', '.join(known)}]")
+    if unknown := [role for role in value if role not in known]:
+        what = "operand" if of_operands else "part"
+        raise ValueError(f"names {unknown[0]}, which is no {what} of an einsum; use {', '.join(known)}")
     return tuple(role for role in ROLES if role in value)
 
 
@@ -216,6 +218,7 @@ ComputeKind = Literal["int4", "int8", "int16", "int32", "fp16", "bf16", "fp32", 
 Role = Literal["input", "weight", "output"]
 Label = Literal["None", "DimN", "DimNC", "DimNH", "DimNW", "DimNHW", "DimNCH", "DimNCW"]
 ROLES: tuple[str, ...] = get_args(Role)
+OPERANDS = tuple(role for role in ROLES if role != "output")
 # Tile sizes by name: constants of the tiling block (pes, macs, vector), rows or columns of the convolution
 # kernel, the full dimension.
 TILE_WORDS = ("pes", "macs", "vector", "kernel", "full")
@@ -223,8 +226,8 @@ _ROLES_SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [*ROLES]}, "
 Roles = Annotated[tuple[Role, ...], BeforeValidator(read_roles), WithJsonSchema(_ROLES_SCHEMA)]
 Gates = Annotated[
     tuple[Role, ...],
-    BeforeValidator(lambda value: read_roles(value) if value else ()),
-    WithJsonSchema({"type": "array", "items": {"enum": [*ROLES]}}),
+    BeforeValidator(lambda value: read_roles(value, True) if value else ()),
+    WithJsonSchema({"type": "array", "items": {"enum": [*OPERANDS]}}),
 ]
 Widths = Annotated[
     tuple[tuple[Role, int], ...],
@@ -312,13 +315,13 @@ class TileLimit(NamedTuple):
         return f"{self.tensor} <= {self.amount} {self.unit}"
 
 
-def read_names(value: object) -> tuple[str, ...]:
-    """Returns the names of a rule, of ranks, tensors or einsums. Raises ValueError."""
+def read_names(value: object, example: str = "[input_channel, filter_row]") -> tuple[str, ...]:
+    """Returns the names of a rule, of ranks, tensors, einsums or dimensions. Raises ValueError."""
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(
         isinstance(one, str) and NAMES.fullmatch(one) for one in listed
     ):
-        raise ValueError("is no list of names; write e.g. [input_channel, filter_row]")
+        raise ValueError(f"is no list of names; write e.g. {example}")
     return tuple(dict.fromkeys(listed))
 
 
@@ -378,6 +381,11 @@ def read_tiles(value: object) -> tuple[TileLimit, ...]:
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(read_names),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
+]
+DimNames = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: read_names(value, "[x]")),
     WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
 ]
 AMOUNTS = WithJsonSchema(
@@ -527,7 +535,7 @@ class Memory:
     may_keep: Roles = ROLES  # type: ignore[assignment]
     # bits of an element there by role, in the order of ROLES; other roles: as elsewhere
     bits: Widths = ()
-    along: Names = ()  # dimensions of arrays outside along which PEs share one instance
+    along: DimNames = ()  # dimensions of arrays outside along which PEs share one instance
     burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
     partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read first
     row: Bytes | None = None  # bytes of a DRAM row

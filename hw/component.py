@@ -771,8 +771,6 @@ def _named_dims(node: Array, field: str) -> tuple[str, ...]:
 
 def _mac_unit_faults(spec: Machine, node: MacUnit) -> Iterator[str]:
     yield from _custom_faults(node, ("mac_pj", "alu_pj", "leak_mw", "area_mm2"))
-    if "output" in node.gates:
-        yield f"{node.name}.gates = output is no operand; write input or weight"
     if node.kind == "custom" and spec.word_bits is None:
         yield "word_bits is missing: kind: custom has no width of its own; add e.g. word_bits: 8"
     if node.vector_kind is not None and not node.vector_lanes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.oracle import kept
 from tests.prove.mappers import answers, problem_of
 from tests.test_counts import unlike
 from workloads.einsum import Einsum, WorkloadError, canonical_key, einsum
+from workloads.text import load
 
 FORMATS = ("coo", "rle", "bitmask", "1:2", "2:4", "3:4", "1:8")
 
@@ -100,6 +102,16 @@ def test_einsums_in_other_formats_are_told_apart() -> None:
         for more in [{} if ":" in form else {"density": {"A": 0.5}}]
     }
     assert len(found) == 5
+
+
+def test_a_format_needs_no_quotes_in_yaml(tmp_path: Path) -> None:
+    """YAML reads 2:4 as a number of base 60."""
+    text = "{extents: {m: 8, k: 16}, einsums: [{text: 'Y[m] += A[m,k] * X[k]', format: {A: FORM}}]}"
+    (tmp_path / "bare.yaml").write_text(text.replace("FORM", "2:4"))
+    (tmp_path / "quoted.yaml").write_text(text.replace("FORM", "'2:4'"))
+    bare, quoted = (load(tmp_path / f"{name}.yaml").einsums for name in ("bare", "quoted"))
+    assert bare == quoted
+    assert bare[0].inputs[0].format == "2:4"
 
 
 FAULTS = {

@@ -482,11 +482,12 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             )
         structured = STRUCTURED.fullmatch(p.format)
         if p.format not in FORMATS and not structured:
-            known = f"{', '.join(FORMATS)}, or N:M as 2:4 (in YAML in quotes)"
+            known = f"{', '.join(FORMATS)}, or N:M as 2:4"
             raise WorkloadError(f"format of tensor {p.tensor} is {p.format!r}; it must be {known}")
         if structured and not int(structured[1]) < int(structured[2]):
             raise WorkloadError(
-                f"format of tensor {p.tensor} is {p.format}; of M neighbours N, fewer than M, are nonzero"
+                f"format of tensor {p.tensor} is {p.format}; of M neighbours N, fewer than M, are nonzero: "
+                "write e.g. 2:4"
             )
         sizes = [d.size for d in p.dims]
         if min(sizes) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
@@ -508,7 +509,10 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
 
 def _check_widths(projections: Sequence[Projection], given: Mapping[str, Mapping[str, int]]) -> None:
     for p in projections:
-        contents = (f"{p.dims[-1].size} columns", f"{nonzeros(p.density, p.stored_elems())} nonzeros")
+        match = STRUCTURED.fullmatch(p.format)
+        places = {"csr": f"{p.dims[-1].size} columns", "coo": f"{p.stored_elems()} places"}
+        index_of = places.get(p.format, f"{match[2]} positions" if match else "runs")
+        contents = (index_of, f"{nonzeros(p.density, p.stored_elems())} nonzeros")
         for what, min_width, content in zip(
             ("index_bits", "pointer_bits"), min_widths(p), contents, strict=True
         ):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from workloads import document
 from workloads.einsum import (
@@ -44,6 +44,10 @@ from workloads.meant import meant
 
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 FORBID = ConfigDict(extra="forbid")
+# 2:4 without quotes is a number of base 60 in YAML: 2 * 60 + 4
+Format = Annotated[
+    str, BeforeValidator(lambda value: f"{value // 60}:{value % 60}" if type(value) is int else value)
+]
 # keys by which a document is recognised as a workload: one of them is enough
 DOCUMENT_KEYS = ("extents", "einsums")
 
@@ -60,7 +64,7 @@ class Entry:
     sizes: dict[str, list[Count]] = field(default_factory=dict)
     bits: dict[str, Count] = field(default_factory=dict)
     density: dict[str, float] = field(default_factory=dict)
-    format: dict[str, str] = field(default_factory=dict)
+    format: dict[str, Format] = field(default_factory=dict)
     index_bits: dict[str, Count] = field(default_factory=dict)
     pointer_bits: dict[str, Count] = field(default_factory=dict)
 

@@ -291,7 +291,7 @@ MEMORY: Meanings = {
         "of kind custom: a function of yours that gives the numbers that do not stand here, FILE.py:NAME or "
         "PACKAGE.MODULE:NAME (docs/exchange.md)",
     ),
-    "capacity": ("B", "of one instance; none: unbounded"),
+    "capacity": ("B", "of one instance; none: unbounded, of the outermost memory alone"),
     "banks": ("", "sram: arrays that split the capacity and are accessed in parallel"),
     "channels": ("", "DRAM: bandwidths and background powers add up"),
     "bandwidth": ("GB/s", "of one instance; none: the table's"),
@@ -435,7 +435,7 @@ ENTRY: Meanings = {
     "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
     "density": ("share", "of nonzeros, per tensor"),
-    "format": ("", 'dense, csr, coo, rle, bitmask, or N:M in quotes ("2:4"), per tensor'),
+    "format": ("", "dense, csr, coo, rle, bitmask, or N:M (2:4), per tensor"),
     "index_bits": (
         "bit",
         "stored beside a nonzero, per tensor: a column (csr), all indices (coo), a run of zeros (rle), a "
