@@ -378,16 +378,9 @@ def read_tiles(value: object) -> tuple[TileLimit, ...]:
     return tuple(found)
 
 
-Names = Annotated[
-    tuple[str, ...],
-    BeforeValidator(read_names),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
-]
-DimNames = Annotated[
-    tuple[str, ...],
-    BeforeValidator(lambda value: read_names(value, "[x]")),
-    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
-]
+NAMES_SCHEMA = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]})
+Names = Annotated[tuple[str, ...], BeforeValidator(read_names), NAMES_SCHEMA]
+DimNames = Annotated[tuple[str, ...], BeforeValidator(lambda value: read_names(value, "[x]")), NAMES_SCHEMA]
 AMOUNTS = WithJsonSchema(
     {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 )

@@ -270,6 +270,18 @@ def _choose(
     )
 
 
+def _cut_outputs(labels: dict[str, str]) -> bool:
+    """Sets how the outputs of a convolution are cut: by channels where weights are, by rows where inputs are.
+    Returns whether rows are cut.
+    """
+    if labels["weights"] != "None":
+        labels["outputs"] = "DimNC"
+    cuts_rows = cuts_dim(labels["inputs"], "H")
+    if cuts_rows:
+        labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
+    return cuts_rows
+
+
 def convolution(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasible:
     """[n, h, w, c] with kernels [m, kh, kw, c]. Corrected: every image is a tile of its own; SMAUG computes
     the output of one image only.
@@ -280,10 +292,7 @@ def convolution(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasi
     labels = _labels(op, machine, {"inputs": image, "weights": weights, "outputs": image_outputs})
     if isinstance(labels, Infeasible):
         return labels
-    if labels["weights"] != "None":
-        labels["outputs"] = "DimNC"
-    if cuts_rows := cuts_dim(labels["inputs"], "H"):
-        labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
+    cuts_rows = _cut_outputs(labels)
     input_tiles = _inputs(op, machine, image, labels["inputs"], (1, rows.step, 1, machine.macs))
     if isinstance(input_tiles, Infeasible):
         return input_tiles
@@ -351,10 +360,7 @@ def transposed(op: Operator, machine: Unit, faithful: bool) -> Tiling | Infeasib
     labels = _labels(op, machine, {"inputs": (1, h, w, c), "weights": weights, "outputs": (1, *full[1:])})
     if isinstance(labels, Infeasible):
         return labels
-    if labels["weights"] != "None":
-        labels["outputs"] = "DimNC"
-    if cuts_rows := cuts_dim(labels["inputs"], "H"):
-        labels["outputs"] = "DimNCH" if cuts_dim(labels["outputs"], "C") else "DimNH"
+    cuts_rows = _cut_outputs(labels)
     input_tiles = _inputs(op, machine, (1, h, w, c), labels["inputs"], (1, 1, 1, machine.macs))
     if isinstance(input_tiles, Infeasible):
         return input_tiles
