@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dse.frontend import api, cli
 from dse.mapping.constraints import Constraints, Limit
 from dse.mapping.nest import Infeasible, Loop, Mapping
-from dse.mapping.schedule import sequential
+from dse.mapping.schedule import Segment, sequential
 from dse.sim.einsum.evaluate import Solution, Violated, objective_value
 from dse.sim.einsum.limits import broken
 from dse.solve import solve
@@ -378,6 +378,46 @@ def test_cycles_of_a_run_back_to_back_keep_to_a_limit() -> None:
     assert isinstance(none, Infeasible)
     assert str(none).startswith("chain: the fastest run that was found (solver.initiation_interval) needs ")
     assert str(none).endswith(" cycles, has 1")
+
+
+@pytest.mark.parametrize("of", ["interval_limit", "latency_limit"])
+def test_under_a_limit_a_faster_way_of_one_einsum_is_weighed_against_that_of_another(of: str) -> None:
+    """Against every choice of a way per einsum; which one has to be faster is not told by its own costs."""
+    fast_memory = replace(MULTI.levels[0], bandwidth=4000.0, leak_mw=10.0)
+    arch, w = replace(MULTI, levels=(fast_memory, *MULTI.levels[1:])), chain_of(32)
+    free = segments.PipelineSearch(arch, w, "energy", "streamed", Nodes(arch))
+    slowest = sum(one.latency for one in segments.solve_alone(free, pipeline._alone) if one)
+    weighed = 0
+    for share in (0.5, 0.65, 0.8, 0.95):
+        g = replace(free, alone_memo={}, **{of: share * slowest})
+        alone = segments.solve_alone(g, pipeline._alone)
+        choices = [*product(*(one.ways() for one in alone if one))]
+        sums = [(sum(way.energy for way in ways), sum(way.latency for way in ways)) for ways in choices]
+        within = [one for one in sums if one[1] <= share * slowest]
+        found = segments.best_chain(g, alone, {})
+        if isinstance(found, Infeasible):
+            assert not within
+            continue
+        assert found.latency_cycles <= share * slowest
+        assert found.energy_pj <= min(within, default=(np.inf,))[0] * (1 + 1e-9)
+        weighed += min(within)[0] > min(sums)[0]
+    assert weighed
+
+
+def test_of_two_limits_a_way_that_takes_less_of_either_is_kept() -> None:
+    g = replace(
+        segments.PipelineSearch(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI)),
+        interval_limit=9.0,
+        latency_limit=9.0,
+    )
+    ways = {"cheap": (1.0, 8, 8), "soon": (2.0, 9, 5), "often": (3.0, 4, 9), "worse": (4.0, 5, 9)}
+    ways |= {"late": (0.5, 4, 10), "both": (5.0, 3, 3)}
+    option = None
+    for energy, interval, latency in ways.values():
+        found = segments.Option(Segment(()), energy, latency, interval)
+        option = segments.cheaper(g, option, found)
+    assert option
+    assert [way.energy for way in option.ways()] == [1, 2, 3, 5]
 
 
 def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:

@@ -214,8 +214,12 @@ SOLVER: Meanings = {
     ),
     "initiation_interval": (
         "cycles",
-        "of schedule pipelined: upper limit of the initiation interval (without ramp-up) of each pipeline; "
+        "of schedule pipelined: upper limit of the initiation interval (without ramp-up) of the workload; "
         "0: none",
+    ),
+    "latency": (
+        "cycles",
+        "of schedule pipelined: upper limit of the latency of one run, ramp-up included; 0: none",
     ),
     "fuse_elementwise": (
         "",

@@ -86,6 +86,7 @@ class SolverOptions:
     # schedules of PIPELINED_SCHEDULES: segments may run pipeline tile by pipeline tile
     temporal_layer_pipe: bool = True
     initiation_interval: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
+    latency: Cost = 0.0  # schedule pipelined: upper limit in cycles, 0: none
     fuse_elementwise: bool = True  # one-to-one element-wise operators are fused into their producers
     seed: int = 0  # of mappers and schedules that draw random numbers
 

@@ -478,8 +478,8 @@ def _search_schedule(
         )
         if options.schedule == "pipelined":
             unfused = partial(_unfused_below, arch, workload, options, progress)
-            limit = options.initiation_interval or math.inf
-            pipeline = pipelined(arch, workload, *pipe_options, limit, unfused, options.constraints)
+            limits = (options.initiation_interval or math.inf, options.latency or math.inf)
+            pipeline = pipelined(arch, workload, *pipe_options, *limits, unfused, options.constraints)
         else:
             method, seed = options.schedule, options.seed
             pipeline = published(arch, workload, method, *pipe_options, seed, constraints=options.constraints)

@@ -318,11 +318,12 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
                 f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for "
                 f"solver.schedule = {show(options.schedule)}; leave it out"
             )
-    if options.initiation_interval and options.schedule != "pipelined":
-        faults.add(
-            f"solver.initiation_interval = {show(options.initiation_interval)} is a choice of "
-            "solver.schedule: pipelined; take that, or leave it out"
-        )
+    for key in ("initiation_interval", "latency"):
+        if (limit := getattr(options, key)) and options.schedule != "pipelined":
+            faults.add(
+                f"solver.{key} = {show(limit)} is a choice of solver.schedule: pipelined; take that, or "
+                "leave it out"
+            )
     if (
         is_pipelined
         and options.temporal_layer_pipe

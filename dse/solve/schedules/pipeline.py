@@ -43,6 +43,7 @@ from dse.solve.kapla.published import MAX_EINSUMS, options
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
     ALL_TILE_COUNTS,
+    MAX_FASTER,
     MAX_STAGES,
     NO_SHARED_LOOP,
     PIPELINE_TILES,
@@ -53,8 +54,10 @@ from dse.solve.schedules.segments import (
     cheaper,
     cheapest_placement,
     check,
+    cost,
     fits,
     isomorphism_key,
+    keeps_limits,
     members_of,
     memo_isomorphic,
     pinned,
@@ -135,6 +138,7 @@ def pipelined(
     spatial: bool = True,
     temporal: bool = True,
     interval_limit: float = inf,
+    latency_limit: float = inf,
     unfused: Unfused | None = None,
     constraints: ConstraintsOf = unconstrained,
 ) -> Solution | Infeasible:
@@ -142,14 +146,25 @@ def pipelined(
 
     spatial: einsums may run at once, on regions of nodes.
     temporal: segments may run pipeline tile by pipeline tile.
-    interval_limit: upper limit of the initiation interval, in cycles.
+    interval_limit, latency_limit: upper limits of the workload's initiation interval and latency, in cycles.
     unfused: returns the answer of schedule unfused if its objective value is below a given one, else None.
-        The answer here costs no more, unless weights are pinned or the unfused one exceeds the limit.
+        The answer here costs no more, unless weights are pinned or the unfused one exceeds a limit.
     constraints: what nests must satisfy inside of a node.
     """
     check(arch, "pipelined")
     nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
-    g = PipelineSearch(arch, workload, objective, weights, nodes, interval_limit)
+    search = partial(PipelineSearch, arch, workload, objective, weights, nodes)
+    found, limited = _pipelined(search(), spatial, temporal, unfused), search(interval_limit, latency_limit)
+    if isinstance(found, Infeasible) or keeps_limits(limited, found):
+        return found
+    return _pipelined(limited, spatial, temporal, unfused)
+
+
+def _pipelined(
+    g: PipelineSearch, spatial: bool, temporal: bool, unfused: Unfused | None
+) -> Solution | Infeasible:
+    """Returns the best schedule found within the limits of a search; as `pipelined`."""
+    arch, workload = g.arch, g.workload
     max_stages, kapla_stages = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
     pipeline_tiles = PIPELINE_TILES if temporal else NO_SHARED_LOOP
     ranges = [r for r in ranges_of(g, max_stages, pipeline_tiles) if fits(g, r)]
@@ -160,10 +175,7 @@ def pipelined(
         cheaper(g, one, kapla_option)
         for one, kapla_option in zip(solve_alone(g, _alone), kapla_alone, strict=True)
     ]
-    kapla_segments = {
-        r: one for r, one in segment_options.items() if one.initiation_interval <= g.interval_limit
-    }
-    segment_options = dict(kapla_segments)
+    kapla_segments = dict(segment_options)
     lower_bounds, searches_before = _lower_bounds(g, ranges), g.nodes.searches
     for r in segments_to_solve(
         *lower_bounds, costs_add_up(g), lambda: _cheapest_chain(g, alone, segment_options)
@@ -186,14 +198,11 @@ def pipelined(
         }
         g.segment_memo = {}  # isomorphic segments are refined once
         for r, one in segment_options.items():
-            if (
-                chosen_segments.get(tuple(e.name for e in workload.einsums[r.first : r.last + 1]))
-                == one.segment
-            ):
-                segment_options[r] = (
-                    memo_isomorphic(g, r, partial(_refine_chosen, g, r, one, alone[r.first : r.last + 1]))
-                    or one
-                )
+            chosen = chosen_segments.get(tuple(e.name for e in workload.einsums[r.first : r.last + 1]))
+            for way in one.ways():
+                if way.segment == chosen:
+                    refine = partial(_refine_chosen, g, r, way, alone[r.first : r.last + 1])
+                    segment_options[r] = cheaper(g, memo_isomorphic(g, r, refine), one) or one
         solution = best_chain(g, alone, segment_options)
     effort_text = (
         f"{len(ranges) - g.unexplored} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, "
@@ -206,9 +215,9 @@ def pipelined(
     is_in_space = isinstance(solution, Solution) and _in_bounded_space(g, solution)
     of_kapla = best_chain(g, kapla_alone, kapla_segments)
     others = [(OF_KAPLA, of_kapla)] if isinstance(of_kapla, Solution) else []
-    if unfused and weights == "streamed":
+    if unfused and g.weights == "streamed":
         answers = [one for one in (solution, of_kapla) if isinstance(one, Solution)]
-        turns = unfused(min((_cost(g, one) for one in answers), default=inf))
+        turns = unfused(min((cost(g, one) for one in answers), default=inf))
         others += _with_unfused(g, alone, segment_options, turns) if turns else []
     return _to_solution(
         g, solution, others, _lower_bound(g, lower_bounds), searched_space, effort_text, is_in_space
@@ -224,7 +233,7 @@ class Bound(NamedTuple):
 
 def costs_add_up(g: PipelineSearch) -> bool:
     """True if the cost of a chain is the sum over its segments: energy alone, no pinned weights, no limit."""
-    return g.objective == "energy" and g.weights == "streamed" and g.interval_limit == inf
+    return g.objective == "energy" and g.weights == "streamed" and g.limit == inf
 
 
 def segments_to_solve(
@@ -241,7 +250,7 @@ def segments_to_solve(
     # lowest bound of all chains through each segment
     through = {r: ends[r.first] + one.energy + begins[r.last + 1] for r, one in bounds.items()}
     best_through = {
-        (r.first, r.last): min(cost for s, cost in through.items() if (s.first, s.last) == (r.first, r.last))
+        (r.first, r.last): min(low for s, low in through.items() if (s.first, s.last) == (r.first, r.last))
         for r in through
     }
     for r in sorted(through, key=lambda r: (best_through[r.first, r.last], r.tile > 0, through[r])):
@@ -273,13 +282,9 @@ def _with_unfused(
     mixed = [cheaper(g, one, other) for one, other in zip(alone, unpipelined, strict=True)]
     found = best_chain(g, mixed, segment_options)
     schedules = [(f"segments and {UNFUSED}", found)] if isinstance(found, Solution) else []
-    if unfused.initiation_interval_cycles <= g.interval_limit:
+    if keeps_limits(g, unfused):
         schedules.append((UNFUSED, among_schedules(unfused, g.arch, g.workload, g.objective)))
     return schedules
-
-
-def _cost(g: PipelineSearch, solution: Solution) -> float:
-    return objective_value(g.objective, solution.energy_pj, solution.latency_cycles)
 
 
 def _cheapest_chain(
@@ -307,10 +312,9 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     ]
     found: list[Stage] = []
     best_value = inf
+    ways = [i for i, energy in enumerate(sharing.energy) if energy < inf]
     searched: dict[tuple[str, ...], int] = {}
-    for way in sorted(
-        (i for i, energy in enumerate(sharing.energy) if energy < inf), key=lambda i: lower_bounds[i]
-    ):
+    for way in sorted(ways, key=lambda i: lower_bounds[i]):
         ranks = tuple(sharing.tile(way, e))
         if lower_bounds[way] >= ESTIMATE_MARGIN * best_value or sum(searched.values()) == TILES_ALONE:
             break
@@ -319,6 +323,9 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
         searched[ranks] += 1
         found += _candidates(g, e, sharing.tile(way, e), context, best_value)
         best_value = min([best_value, *(_rough_value(g, [one], 1) for one in found)])
+    if g.limit < inf:  # the fastest tiles, too
+        for way in sorted(ways, key=lambda i: (cycles[i], lower_bounds[i]))[:TILES_PER_RANK_SET]:
+            found += _candidates(g, e, sharing.tile(way, e), context, is_limited=True)
     # for each set of cut ranks the tile of lowest bound
     by_cut_ranks = list({tuple(rank for rank, _ in one.tile): one for one in reversed(found)}.values())[::-1]
     found.sort(key=lambda one: _rough_value(g, [one], 1))
@@ -327,11 +334,14 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
         [*found, *(refined for stage in to_refine if (refined := _refined_stage(g, e, stage.tile, context)))],
         key=lambda one: _rough_value(g, [one], 1),
     )
-    priced = [
-        (one, stage) for stage in found[:MAX_TRIALS] if (one := price_by_itself(g, e, stage, stage.shapes[0]))
-    ]
+    tried = found[:MAX_TRIALS]
+    if g.limit < inf:
+        tried += sorted(found[MAX_TRIALS:], key=lambda one: one.cycles)[:MAX_FASTER]
+    priced = [(one, stage) for stage in tried if (one := price_by_itself(g, e, stage, stage.shapes[0]))]
     priced.sort(key=lambda pair: value(g, pair[0]))
-    best = priced[0][0] if priced else None
+    best = None
+    for option, _ in priced if g.limit < inf else priced[:1]:
+        best = cheaper(g, best, option)
     for _, stage in priced[:2]:
         for shape in stage.shapes[1:REFINED_CHOICES]:
             best = cheaper(g, best, price_by_itself(g, e, stage, shape))
@@ -405,21 +415,21 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
                 )
                 branches = tuple(branch if i == j else b for i, b in enumerate(option.segment.branches))
                 found = price_of(g, einsums, replace(option.segment, branches=branches))
-                option = (
-                    cheaper(
-                        g, found if found and found.initiation_interval <= g.interval_limit else None, option
-                    )
-                    or option
-                )
+                option = cheaper(g, found, option) or option
     return option
 
 
 def _candidates(
-    g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext, best_value: float = inf
+    g: PipelineSearch,
+    e: Einsum,
+    tile: dict[str, int],
+    context: StageContext,
+    best_value: float = inf,
+    is_limited: bool = False,
 ) -> list[Stage]:
     """Returns ways to run a tile: the nest of lowest energy and, if they may pay, the nests of lowest EDP and
-    of lowest latency. They may pay if the first nest leaves MAC units idle, leakage matters, and the same
-    energy at full speed would cost less than `best_value`.
+    of lowest latency. They may pay if the first nest leaves MAC units idle, leakage or a limit on cycles
+    (`is_limited`) matters, and the same energy at full speed would cost less than `best_value`.
     """
     stage = g.nodes.stage(e, tile, context, "energy")
     if not stage:
@@ -430,7 +440,7 @@ def _candidates(
     leak = g.arch.leak_mw() / g.arch.clock_ghz
     saves_little = (
         g.objective == "energy"
-        and g.interval_limit == inf
+        and not is_limited
         and leak * (stage.cycles - full_speed_cycles) <= MIN_LEAKAGE_SHARE * stage.energy
     )
     if (
@@ -470,7 +480,7 @@ def _stages(
         found = [
             stage
             for tile in _tiles_for(g, e, context, share * node_count, max_tiles, limit)
-            for stage in _candidates(g, e, tile, context)
+            for stage in _candidates(g, e, tile, context, is_limited=limit < inf)
         ]
         g.stages_priced += len(found)
         undominated: list[Stage] = []
@@ -557,8 +567,9 @@ def _tiles_for(
 def _segment(
     g: PipelineSearch, r: Range, alone: Sequence[Option | None], max_priced: int = 1
 ) -> Option | None:
-    """Returns the best way found to run a segment; None: none fits. Choices that are expected to cost more
-    than the einsums alone are not priced. max_priced: choices that are priced per limit.
+    """Returns the best way found to run a segment; None: none fits. Without a limit, choices that are
+    expected to cost more than the einsums alone are not priced. max_priced: choices that are priced per limit
+    on the cycles of a stage; with a limit of the workload REFINED_CHOICES.
     """
     members = members_of(g, r)
     if members is None:
@@ -566,43 +577,42 @@ def _segment(
     einsums = g.workload.einsums[r.first : r.last + 1]
     tile_count = einsums[0].points() // members[0][0].points()
     best: Option | None = None
-    if g.interval_limit < inf:  # the best segment without the limit may meet it
-        limit, g.interval_limit = g.interval_limit, inf
-        unlimited, g.interval_limit = _segment(g, r, alone, REFINED_CHOICES), limit
-        best = unlimited if unlimited and unlimited.initiation_interval <= limit else None
-    max_tiles = TILES_WITH_LIMIT if g.interval_limit < inf else TILES_PER_STAGE
-    ways = [
-        (trip, context, _stages_by_share(g, trip, context, share, max_tiles, g.interval_limit / tile_count))
-        for (trip, context), share in zip(members, _shares(g, members), strict=True)
-    ]
-    if not all(stages for _, _, stages in ways):
-        return best
-    cutoff = (
+    alone_value = (
         sum(value(g, option) if option else inf for option in alone)
         if g.objective != "edp" and g.weights != "pinned"
         else inf
     )
-    contexts = [context for _, context, _ in ways]
-    for limit in _limits([own_ways for _, _, own_ways in ways], g.arch.instances(1)):
-        priced = 0
-        for choice in islice(
-            _combinations(
-                [[s for s in own_ways if s.cycles <= limit] for _, _, own_ways in ways], g.arch.instances(1)
-            ),
-            MAX_PLACED if g.interval_limit == inf else MAX_PLACED_LIMITED,
-        ):
-            if g.objective == "energy" and _rough_value(g, choice, tile_count) >= ESTIMATE_MARGIN * min(
-                cutoff, value(g, best) if best else inf
+    shares = _shares(g, members)
+    # with a limit, stages within it after those of the best segment without, which may keep it
+    for max_cycles in sorted({g.limit, inf}, reverse=True):
+        max_tiles = TILES_PER_STAGE if max_cycles == inf else TILES_WITH_LIMIT
+        ways = [
+            _stages_by_share(g, part, context, share, max_tiles, max_cycles / tile_count)
+            for (part, context), share in zip(members, shares, strict=True)
+        ]
+        if not all(ways):
+            continue
+        for limit in _limits(ways, g.arch.instances(1)):
+            priced = 0
+            for choice in islice(
+                _combinations([[s for s in each if s.cycles <= limit] for each in ways], g.arch.instances(1)),
+                MAX_PLACED if max_cycles == inf else MAX_PLACED_LIMITED,
             ):
-                break
-            if regions := place_regions(g, choice):
-                found = price_of(g, einsums, to_segment(g, r, einsums, choice, regions, contexts))
-                best = cheaper(
-                    g, found if found and found.initiation_interval <= g.interval_limit else None, best
-                )
-                priced = priced + 1
-                if priced == (max_priced if g.interval_limit == inf else REFINED_CHOICES):
+                # dearer ones may be faster: with a limit none is left out
+                if (
+                    g.objective == "energy"
+                    and g.limit == inf
+                    and _rough_value(g, choice, tile_count)
+                    >= ESTIMATE_MARGIN * min(alone_value, value(g, best) if best else inf)
+                ):
                     break
+                if regions := place_regions(g, choice):
+                    contexts = [context for _, context in members]
+                    segment = to_segment(g, r, einsums, choice, regions, contexts)
+                    best = cheaper(g, price_of(g, einsums, segment), best)
+                    priced = priced + 1
+                    if priced == (max_priced if g.limit == inf else REFINED_CHOICES):
+                        break
     return best
 
 
@@ -880,25 +890,25 @@ def _to_solution(
     """
     if (
         isinstance(solution, Solution)
-        and space_bound > _cost(g, solution) * (1 + ROUNDING_GAP)
+        and space_bound > cost(g, solution) * (1 + ROUNDING_GAP)
         and is_in_space
     ):
         raise Violated(
             f"{g.workload.name} on {g.arch.name}: lower bound {space_bound} above the cost "
-            f"{_cost(g, solution)} of\n{solution.schedule}"
+            f"{cost(g, solution)} of\n{solution.schedule}"
         )
     if isinstance(solution, Infeasible) and not others:
         return solution
     # the schedule of the search where costs are equal
     own = [("", solution)] if isinstance(solution, Solution) else []
-    name, best = min([*own, *others], key=lambda one: _cost(g, one[1]))
-    gap = min(relative_gap(_cost(g, best), space_bound), best.gap_to_bound)
+    name, best = min([*own, *others], key=lambda one: cost(g, one[1]))
+    gap = min(relative_gap(cost(g, best), space_bound), best.gap_to_bound)
     gap = gap if gap > ROUNDING_GAP else 0.0
     assumptions = "; ".join(
         part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage"))
     )
     # a schedule of `others` may lie outside of the space, below its lower bound
-    is_above_bound = best is solution and _cost(g, best) >= space_bound * (1 - ROUNDING_GAP)
+    is_above_bound = best is solution and cost(g, best) >= space_bound * (1 - ROUNDING_GAP)
     taken = f", taken: {name}" if name else ""
     text = certificate_text(
         f"{gap_in_space_text(gap, is_above_bound)} ({effort_text}{taken})",

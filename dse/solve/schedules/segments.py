@@ -13,11 +13,13 @@ The best chain is a choice of labels (`dse/solve/elimination.py`):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 from math import ceil, floor, inf
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapping.classes import reads_as_written
@@ -60,6 +62,7 @@ ALL_TILE_COUNTS: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
 NO_SHARED_LOOP = (1,)  # instead of PIPELINE_TILES: no shared loop
 MAX_ARRANGEMENTS = 24  # arrangements of a chosen segment's rectangles that are priced
 MAX_POSITIONS = 4000  # positions of rectangles that one call of `place_regions` tries
+MAX_FASTER = 15  # faster, dearer ways to run a segment that are kept, with a limit
 
 
 class PlacedShape(NamedTuple):
@@ -94,6 +97,16 @@ class Option:
     initiation_interval: float  # cycles
     peak_bits: int = 0  # most bits in a node's buffer while the segment runs
     pinned_bits: int = 0  # bits in a node's buffer that its pinned weights take at all times
+    # with a limit: ways to run it that cost more and take less of what is limited (`cheaper`)
+    faster: tuple[Option, ...] = ()
+
+    def ways(self) -> tuple[Option, ...]:
+        """Returns itself and the faster ways, each by itself."""
+        return (replace(self, faster=()), *self.faster)
+
+    def changed(self, change: Callable[[Option], Option]) -> Option:
+        """Returns it with each of its ways changed."""
+        return replace(change(self), faster=tuple(map(change, self.faster)))
 
 
 @dataclass(slots=True)
@@ -105,7 +118,8 @@ class PipelineSearch:
     objective: Objective
     weights: str  # streamed or pinned
     nodes: Nodes  # mapper of one node
-    interval_limit: float = inf  # upper limit of the initiation interval, in cycles
+    interval_limit: float = inf  # upper limit of the initiation interval of the workload, in cycles
+    latency_limit: float = inf  # upper limit of its latency, in cycles
     stages_priced: int = 0
     undominated_stages: int = 0  # priced stages that no other one dominates
     evaluator_calls: int = 0  # calls of the evaluator
@@ -117,6 +131,11 @@ class PipelineSearch:
     # of `memo_isomorphic`: the first segment of isomorphic ones, and its option
     segment_memo: dict[tuple[object, ...], tuple[Range, Option | None]] = field(default_factory=dict)
     sharing_bounds: dict[tuple[object, ...], SharingBounds] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> float:
+        """The tightest limit, in cycles; inf: there is none."""
+        return min(self.interval_limit, self.latency_limit)
 
 
 def check(arch: Arch, schedule_name: str) -> None:
@@ -496,19 +515,23 @@ def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | No
         for e, other in zip(solved_einsums, einsums, strict=True)
         for a, b in zip(e.tensors(), other.tensors(), strict=True)
     }
-    nodes = tuple(
-        replace(node, tensor=new_name[node.tensor])
-        if isinstance(node, Store)
-        else replace(node, rank=r.ranks[0])
-        for node in option.segment.nodes
-    )
-    branches = tuple(
-        replace(branch, einsum=other.name, mapping=rename(branch.mapping, e, other), ranks=_loop_names(r, j))
-        for j, (branch, e, other) in enumerate(
-            zip(option.segment.branches, solved_einsums, einsums, strict=True)
+
+    def renamed(way: Option) -> Option:
+        nodes = tuple(
+            replace(node, tensor=new_name[node.tensor])
+            if isinstance(node, Store)
+            else replace(node, rank=r.ranks[0])
+            for node in way.segment.nodes
         )
-    )
-    return replace(option, segment=Segment(branches, nodes))
+        branches = tuple(
+            replace(branch, einsum=to.name, mapping=rename(branch.mapping, e, to), ranks=_loop_names(r, j))
+            for j, (branch, e, to) in enumerate(
+                zip(way.segment.branches, solved_einsums, einsums, strict=True)
+            )
+        )
+        return replace(way, segment=Segment(branches, nodes))
+
+    return option.changed(renamed)
 
 
 def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
@@ -518,11 +541,13 @@ def _loop_names(r: Range, j: int) -> tuple[tuple[str, str], ...]:
 
 def repeat_option(option: Option, n: int) -> Option:
     """Returns an option with energy, latency and initiation interval of n occurrences one after the other."""
-    return replace(
-        option,
-        energy=n * option.energy,
-        latency=n * option.latency,
-        initiation_interval=n * option.initiation_interval,
+    return option.changed(
+        lambda way: replace(
+            way,
+            energy=n * way.energy,
+            latency=n * way.latency,
+            initiation_interval=n * way.initiation_interval,
+        )
     )
 
 
@@ -532,9 +557,36 @@ def value(g: PipelineSearch, option: Option) -> float:
 
 
 def cheaper(g: PipelineSearch, one: Option | None, other: Option | None) -> Option | None:
-    """Returns the option of lower objective value, the first of equal ones; None if there is none."""
-    found = (option for option in (one, other) if option)
-    return min(found, key=lambda option: value(g, option), default=None)
+    """Returns the option of lower objective value, the first of equal ones; None if there is none. With a
+    limit, of those within it if there are any; those that take less of what is limited stay as its `faster`
+    ways, at most MAX_FASTER, the fastest one among them: the slower others may be, the less they cost.
+    """
+    ways = [way for option in (one, other) if option for way in option.ways()]
+    if not ways:
+        return None
+    limits = [limit for limit in (g.interval_limit, g.latency_limit) if limit < inf]
+    within = [way for way in ways if all(a <= b for a, b in zip(_limited(g, way), limits, strict=True))]
+    within = within or [min(ways, key=lambda way: _limited(g, way))]
+    kept = [*_undominated(g, sorted(within, key=lambda way: value(g, way)))]
+    faster = [kept[int(i)] for i in np.linspace(1, len(kept) - 1, min(len(kept) - 1, MAX_FASTER))]
+    return replace(kept[0], faster=tuple(faster))
+
+
+def _undominated(g: PipelineSearch, ways: Iterable[Option]) -> Iterator[Option]:
+    """Yields the first of some ways, and each that takes less of something limited than all before it."""
+    before: list[list[float]] = []
+    for way in ways:
+        taken = _limited(g, way)
+        if not any(all(a <= b for a, b in zip(other, taken, strict=True)) for other in before):
+            before.append(taken)
+            yield way
+
+
+def _limited(g: PipelineSearch, option: Option) -> list[float]:
+    """Returns the cycles that an option adds to each of what is limited."""
+    return [option.initiation_interval] * (g.interval_limit < inf) + [option.latency] * (
+        g.latency_limit < inf
+    )
 
 
 def best_chain(
@@ -542,21 +594,79 @@ def best_chain(
 ) -> Solution | Infeasible:
     """Returns the schedule of the best chain of solved segments and einsums alone; Infeasible, with the
     resource that is too small, if no chain fits.
+
+    Cycles of segments add up to no less than the schedule takes, which may ramp up a segment behind the one
+    before it. So with a limit the cheapest chain and the fastest one are priced too, and one whose sums may
+    exceed the limit by what the best one so far stays below it.
     """
+    if g.limit == inf:
+        return _best_of_sums(g, alone, segment_options)
+    unlimited = replace(g, interval_limit=inf, latency_limit=inf)
+    cheapest = _best_of_sums(unlimited, alone, segment_options)
+    if isinstance(cheapest, Infeasible) or keeps_limits(g, cheapest):
+        return cheapest
+    best = _best_of_sums(g, alone, segment_options)
+    if isinstance(best, Infeasible):
+        best = _best_of_sums(replace(unlimited, objective="latency"), alone, segment_options)
+        if isinstance(best, Infeasible) or not keeps_limits(g, best):
+            return best if isinstance(best, Infeasible) else _over_limit(g, best)
+    slack = min(g.interval_limit / best.initiation_interval_cycles, g.latency_limit / best.latency_cycles)
+    relaxed = replace(g, interval_limit=g.interval_limit * slack, latency_limit=g.latency_limit * slack)
+    other = _best_of_sums(relaxed, alone, segment_options)
+    is_better = isinstance(other, Solution) and keeps_limits(g, other) and cost(g, other) < cost(g, best)
+    return other if is_better else best
+
+
+def keeps_limits(g: PipelineSearch, solution: Solution) -> bool:
+    """True if an answer takes no more cycles than `g` allows."""
+    return (
+        solution.initiation_interval_cycles <= g.interval_limit and solution.latency_cycles <= g.latency_limit
+    )
+
+
+def cost(g: PipelineSearch, solution: Solution) -> float:
+    """Returns the objective value of an answer."""
+    return objective_value(g.objective, solution.energy_pj, solution.latency_cycles)
+
+
+def _over_limit(g: PipelineSearch, fastest: Solution) -> Infeasible:
+    """Returns which limit the fastest chain exceeds."""
+    key, cycles, limit = (
+        ("latency", fastest.latency_cycles, g.latency_limit)
+        if fastest.latency_cycles > g.latency_limit
+        else (
+            "initiation_interval",
+            min(g.min_interval, fastest.initiation_interval_cycles),
+            g.interval_limit,
+        )
+    )
+    resource = f"the fastest run that was found (solver.{key})"
+    return Infeasible(resource, ceil(cycles), floor(limit), g.workload.name, "cycles")
+
+
+def _best_of_sums(
+    g: PipelineSearch, alone: Sequence[Option | None], segment_options: dict[Range, Option]
+) -> Solution | Infeasible:
+    """Returns the schedule of the chain whose segments' costs add up to the least, within the limits."""
     arch, workload, objective, n = g.arch, g.workload, g.objective, len(g.workload.einsums)
     # boundary (position of the einsum left of it) -> its labels: none, or a segment that crosses it
     labels = {i: [None, *(r for r in segment_options if r.first <= i < r.last)] for i in range(n - 1)}
     tables: list[Table] = []
-    rows: list[list[Option | None]] = []
+    chosen_from: list[list[Option | None]] = []
     reservations = (
         {f"run {i}": Reservation(arch.levels[1].capacity_bits or inf) for i in range(n)}
         if g.weights == "pinned"
         else {}
     )
-    reservations |= {"cycles": Reservation(g.interval_limit)} if g.interval_limit < inf else {}
+    limits = {"initiation interval": g.interval_limit, "latency": g.latency_limit}
+    reservations |= {name: Reservation(limit) for name, limit in limits.items() if limit < inf}
     for i in range(n):
         boundaries = [j for j in (i - 1, i) if 0 <= j < n - 1]
-        combinations = list(_boundary_labels(i, boundaries, labels, alone, segment_options))
+        combinations = [
+            (at, way)
+            for at, option in _boundary_labels(i, boundaries, labels, alone, segment_options)
+            for way in (option.ways() if option else (None,))
+        ]
         if not combinations:
             e = workload.einsums[i]
             return (
@@ -564,36 +674,22 @@ def best_chain(
                 if isinstance(infeasible := smallest_mapping(e, arch), Infeasible)
                 else _why_infeasible(g, [e], e.name)
             )
-        rows.append([o for _, o in combinations])
-        costs = [
-            [o.energy, o.latency, *_reservations(g, o, i)] if o else [0.0] * (2 + len(reservations))
-            for o in rows[-1]
+        chosen_from.append([way for _, way in combinations])
+        rows = [
+            (
+                at,
+                [way.energy, way.latency, *_reservations(g, way, i)]
+                if way
+                else [0.0] * (2 + len(reservations)),
+            )
+            for at, way in combinations
         ]
-        tables.append(
-            table(
-                [f"border {j}" for j in boundaries],
-                [(at, row) for (at, _), row in zip(combinations, costs, strict=True)],
-                tuple(reservations),
-            )
-        )
+        tables.append(table([f"border {j}" for j in boundaries], rows, tuple(reservations)))
     joined = join(tables, reservations, objective)
-    if not joined.choices and g.interval_limit < inf:
-        fastest = best_chain(replace(g, interval_limit=inf, objective="latency"), alone, segment_options)
-        return (
-            fastest
-            if isinstance(fastest, Infeasible)
-            else Infeasible(
-                "the fastest run that was found (solver.initiation_interval)",
-                ceil(min(g.min_interval, fastest.initiation_interval_cycles)),
-                floor(g.interval_limit),
-                workload.name,
-                "cycles",
-            )
-        )
     if not joined.choices:
         return _why_infeasible(g, workload.einsums, workload.name)
     best = min(joined.choices, key=lambda one: objective_value(objective, one.energy, one.latency))
-    chosen = [o for options, option_row in zip(rows, best.rows, strict=True) if (o := options[option_row])]
+    chosen = [way for ways, row in zip(chosen_from, best.rows, strict=True) if (way := ways[row])]
     return evaluate(
         arch,
         workload,
@@ -650,7 +746,7 @@ def _why_infeasible(g: PipelineSearch, einsums: Sequence[Einsum], name: str) -> 
 def _reservations(g: PipelineSearch, option: Option, first: int) -> list[float]:
     """Returns what an option adds to each reservation of `best_chain`. With pinned weights: bits of a buffer
     while each einsum of the workload runs, the option's peak for its own einsums and its pinned weights for
-    all others. With a limit: its initiation interval.
+    all others. With limits: the cycles of what is limited.
     """
     last = first + len(option.segment.branches) - 1
     bits = (
@@ -661,7 +757,7 @@ def _reservations(g: PipelineSearch, option: Option, first: int) -> list[float]:
         if g.weights == "pinned"
         else []
     )
-    return bits + [option.initiation_interval] * (g.interval_limit < inf)
+    return bits + _limited(g, option)
 
 
 def _boundary_labels(
