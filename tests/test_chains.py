@@ -57,7 +57,6 @@ BOUNDED = {  # what a recursion may be as deep as
             "solve_schedule",
         },
         "dse/mapper/exact/optimal.py": {"_imperfect", "optimal"},
-        "dse/solve/schedules/segments.py": {"best_chain"},
         "dse/run/record.py": {"dtype"},
         "workloads/catalog.py": {"_training_step", "load", "train", "_loaded"},
     },
