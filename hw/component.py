@@ -316,6 +316,11 @@ def dram_kinds() -> list[str]:
     return list(_rows_by("dram", "kind"))
 
 
+def sram_nodes(cell: str) -> list[float]:
+    """Technology nodes (nm) of the table of SRAMs."""
+    return sorted(next(nodes for (one, _), nodes in _sram_table().items() if one == cell))
+
+
 BANKINGS = (1, 2, 4, 8, 16)  # numbers of banks that a memory of kind custom may have
 
 
@@ -327,7 +332,7 @@ def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict
     largest node. {}: the tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
-    nodes_nm = sorted(_sram_table()[spec.cell, widths[0]])
+    nodes_nm = sram_nodes(spec.cell)
     if spec.node_nm and not nodes_nm[0] <= spec.node_nm <= nodes_nm[-1]:
         return {}
     ends_nm = [spec.node_nm] if spec.node_nm else [nodes_nm[0], nodes_nm[-1]]
