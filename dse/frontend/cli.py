@@ -250,6 +250,7 @@ STATUS_FIRST = (
     "pruned",
     "front",
     "worst_gap",
+    "worker_time_s",
     "utilization",
     "workers_live",
     "workers_busy",

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import ceil, floor, inf, isclose
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +20,7 @@ from hw import component, machine
 from hw.arch import Arch, Array, Machine, MacUnit, Memory
 from hw.space import Space, Unbuildable, apply, decode, values
 from hw.voltage import energy_factor
+from workloads import document
 
 BUILT = 256  # machines of a study that are built, to see whether all can be
 MAX_ODD = 8  # lines about numbers of a study's machines
@@ -108,6 +111,17 @@ def space_lines(space: Space) -> list[str]:
     left_out = len(odd) - MAX_ODD
     more = [f"warning: {left_out} more such numbers; dse check of the machine names all"]
     return [*found, *list(odd.values())[:MAX_ODD], *(more if left_out > 0 else [])]
+
+
+def clock_lines(path: str) -> list[str]:
+    """Returns the line about the clock of a machine file that has faults elsewhere."""
+    data, _ = document.read(Path(path))
+    clock = data.get("clock_mhz") if isinstance(data, dict) else None
+    if isinstance(clock, str):
+        with suppress(ValueError):  # YAML takes 1e9 for a text
+            clock = float(clock)
+    is_number = isinstance(clock, int | float) and not isinstance(clock, bool) and clock > 0
+    return [*_odd_clock(replace(machine.STAND_IN, clock_mhz=float(clock)))] if is_number else []
 
 
 def _odd_clock(spec: Machine) -> Iterator[str]:

@@ -32,6 +32,7 @@ from dse.study.prune import (
 )
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
+from hw import machine as machines
 from hw.arch import LAYOUT_FIELDS, Fanout, Memory, fields_of
 from hw.columns import Table
 from hw.component import rule_faults
@@ -176,7 +177,8 @@ def load(
         axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes
     )
     objectives = read.objectives(document.get("objectives"), names, clock_varies, faults, path.parent, within)
-    constraints = read.constraints(document.get("constraints", []), space, names, faults)
+    template = machines.load(machine, within is None) if machine and space is None else None
+    constraints = read.constraints(document.get("constraints", []), space, names, faults, template)
     if search.prune and search.learns():
         faults.add(
             f"search.prune = true: {search.method} learns from machines that are solved; take "
