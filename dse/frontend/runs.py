@@ -105,8 +105,8 @@ class Point:
     given_schedule: Mapped | None = None
 
     def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
-        """Returns what `dse show` prints. einsum, why: as of a mapping. Totals that a single workload has, too,
-        stand there alone.
+        """Returns what `dse show` prints. einsum, why: as of a mapping. Totals that a single workload
+        has, too, are not printed twice.
         """
         shown = self.solutions if self.given_schedule is None else ()
         totals = shown[0].totals if len(shown) == 1 else {}
