@@ -120,8 +120,9 @@ def clock_lines(path: str) -> list[str]:
     if isinstance(clock, str):
         with suppress(ValueError):  # YAML takes 1e9 for a text
             clock = float(clock)
-    is_number = isinstance(clock, int | float) and not isinstance(clock, bool) and clock > 0
-    return [*_odd_clock(replace(machine.STAND_IN, clock_mhz=float(clock)))] if is_number else []
+    if not isinstance(clock, int | float) or clock <= 0:
+        return []
+    return [*_odd_clock(replace(machine.STAND_IN, clock_mhz=float(clock)))]
 
 
 def _odd_clock(spec: Machine) -> Iterator[str]:

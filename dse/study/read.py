@@ -316,8 +316,8 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
     for key in ("factors", "gap"):
         if is_pipelined and isinstance(raw, Mapping) and key in raw:
             faults.add(
-                f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for "
-                f"solver.schedule = {show(options.schedule)}; leave it out"
+                f"solver.{key} = {show(raw[key])} is a choice of unfused and fused schedules: segments of "
+                f"solver.schedule = {show(options.schedule)} do not obey it; leave it out"
             )
     if options.initiation_interval and options.schedule != "pipelined":
         faults.add(

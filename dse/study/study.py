@@ -116,10 +116,10 @@ def load(
         if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
             faults.add(line)
         widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
-        if widths and (line := solver.widths_refused(widths)):
+        if widths and (line := solver.refused("bits", widths)):
             faults.add(line)
         sharing = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.along]
-        if sharing and (line := solver.sharing_refused(sharing)):
+        if sharing and (line := solver.refused("along", sharing)):
             faults.add(line)
         varied = {axis.key for axis in space.axes}
         apart = [
@@ -132,7 +132,7 @@ def load(
                 or varied & {f"{node.name}.write_bandwidth", f"{node.name}.writes_per_cycle"}
             )
         ]
-        if apart and (line := solver.ports_refused(sorted({*apart}))):
+        if apart and (line := solver.refused("ports", sorted({*apart}))):
             faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
