@@ -97,6 +97,9 @@ def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, 
     """Returns the study file's document with the --set assignments ("key=value") merged in; None if it is no
     mapping.
     """
+    if path.is_dir() and (path / "study.yaml").is_file():
+        faults.add(f"is the folder of a run; go on with it by dse resume {path}, or give {path}/study.yaml")
+        return None
     raw, document_faults = documents.read(path)
     is_study = documents.is_kind(raw, KIND)
     if not is_study and (raw is not None or not document_faults):
