@@ -59,6 +59,7 @@ lint: .venv/ready
 	{ $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements.lock && \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .; }; installed=$$?; \
 	wait $$compiled && exit $$installed
+	$(BIN)/python -m compileall -q analysis cluster dse hw workloads
 	touch $@
 
 # Newest versions inside the ranges of pyproject.toml, frozen.

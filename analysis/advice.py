@@ -19,6 +19,7 @@ DOTTED = re.compile(r"\w+(?:\.\w+)+")  # array.x, d.array.x
 QUANTITY = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\s*[A-Za-z]\w*")  # 8 KiB
 GROUP = re.compile(r"\bgroup\s*:=", re.I)
 REPRICED = re.compile(r"\b(what_if|robust)\s*\(", re.I)  # in the quotes of pareto('(FROM what_if ...'), too
+ASKED = re.compile(r"\bmachines\s*:=\s*\[([\d\s,]*)\]", re.I)  # a literal list of machines
 MAX_VALUES = 32  # of a column, up to which they are said
 # columns of computed views -> where else their values are: (view, column)
 ELSEWHERE = {
@@ -159,6 +160,19 @@ def _nearest_numbers(con: duckdb.DuckDBPyConnection, view: str, column: str, wan
     ).fetchall()
     near = " and ".join(_shown(value) for value in (below, above) if value is not None)
     return "" if has else f"the nearest of {count} values are {near}"
+
+
+def of_left_out(con: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """Returns how many of the machines that what_if or robust are asked for have no schedule, and why; "" of
+    other statements, and where all have one.
+    """
+    if not (REPRICED.search(statement) and (listed := ASKED.search(statement))):
+        return ""
+    machines = [*dict.fromkeys(map(int, re.findall(r"\d+", listed[1])))]
+    why = list(filter(None, (_no_row_of_machine(con, machine) for machine in machines)))
+    more = f"; {len(why) - MAX_SAID} more" if len(why) > MAX_SAID else ""
+    said = f"{'; '.join(why[:MAX_SAID])}{more}"
+    return f"{len(why)} of the {len(machines)} machines are left out: {said}" if why else ""
 
 
 def of_timeout(statement: str) -> str:

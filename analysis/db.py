@@ -344,7 +344,7 @@ def _with_origins(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) ->
 def _with_note(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa.Table:
     rows = [column[0].as_py() for column in found.columns] if len(found) == 1 else []
     is_blank = not len(found) or (bool(rows) and all(one is None or one == 0 for one in rows))
-    note = advice.of_no_row(con, text) if is_blank else ""
+    note = advice.of_left_out(con, text) or (advice.of_no_row(con, text) if is_blank else "")
     if {"hypervolume", "reference"} <= {*found.column_names} and not any(found["hypervolume"].to_pylist()):
         note = NO_VOLUME
     return found.replace_schema_metadata({NOTE_KEY: note}) if note else found

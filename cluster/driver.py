@@ -133,6 +133,7 @@ class Status:
     rate: float  # machines per second: of the last minute, at first of this session
     left_s: float | None  # seconds left; None: unknown or not running
     seconds: float  # wall-clock seconds of all sessions
+    worker_time_s: float  # seconds that workers spent on leases in this session: about their CPU seconds
     utilization: float  # share of the workers' time spent on leases in this session
     queue: int  # machines asked for, not dispatched yet
     in_flight: int  # machines dispatched that have no row yet
@@ -1255,6 +1256,7 @@ def _report(run: Run, progress: Callable[[Status], None] | None, state: str, rea
         rate=rate,
         left_s=_left_s(run, remaining, rate) if state == "running" else None,
         seconds=run.seconds(),
+        worker_time_s=run.worker_stats.busy_s,
         utilization=min(1.0, run.worker_stats.busy_s / (session_s * run.slots)) if session_s > 0 else 0.0,
         queue=len(run.todo),
         in_flight=_in_flight(run),

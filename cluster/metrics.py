@@ -27,6 +27,7 @@ METRICS = {
     "dse_workers_live": ("gauge", "workers that answer", "workers_live"),
     "dse_workers_busy": ("gauge", "workers that answer and have a lease", "workers_busy"),
     "dse_longest_lease_seconds": ("gauge", "age of the lease that is in flight longest", "longest_s"),
+    "dse_worker_seconds": ("gauge", "seconds that workers spent on leases, this session", "worker_time_s"),
     "dse_utilization": ("gauge", "share of the workers' time spent on leases, this session", "utilization"),
     "dse_retries_total": ("counter", "leases sent again, this session", "retries"),
     "dse_cache_hits_total": ("counter", "answers found in $DSE_CACHE, this session", "cache_hits"),

@@ -18,7 +18,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
@@ -316,6 +316,11 @@ def dram_kinds() -> list[str]:
     return list(_rows_by("dram", "kind"))
 
 
+def sram_nodes(cell: str) -> list[float]:
+    """Technology nodes (nm) of the table of SRAMs."""
+    return sorted(next(nodes for (one, _), nodes in _sram_table().items() if one == cell))
+
+
 BANKINGS = (1, 2, 4, 8, 16)  # numbers of banks that a memory of kind custom may have
 
 
@@ -327,7 +332,7 @@ def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict
     largest node. {}: the tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
-    nodes_nm = sorted(_sram_table()[spec.cell, widths[0]])
+    nodes_nm = sram_nodes(spec.cell)
     if spec.node_nm and not nodes_nm[0] <= spec.node_nm <= nodes_nm[-1]:
         return {}
     ends_nm = [spec.node_nm] if spec.node_nm else [nodes_nm[0], nodes_nm[-1]]
@@ -391,9 +396,20 @@ def show_bytes(size: float) -> str:
 
 
 def show(value: object) -> str:
-    """Returns a value as messages quote it: texts in quotes, at most 80 characters."""
-    text = json.dumps(value) if isinstance(value, (str, bool)) or value is None else str(value)
+    """Returns a value as messages quote it: texts in quotes, lists and mappings as YAML has them, at most 80
+    characters.
+    """
+    text = json.dumps(value) if isinstance(value, (str, bool)) or value is None else _flow(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _flow(value: object) -> str:
+    """Returns a value as it stands in a list of YAML."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_flow(one)}' for key, one in value.items())}}}"
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
 
 
 FAULT_TEXTS = {  # pydantic's type of an error -> what is wrong; what to write
@@ -448,6 +464,10 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
         plain_unit = next(unit for unit, scale in units.items() if scale == 1)
         advice = f", in {plain_unit}; write {read}" if read else f"; write e.g. {example}"
         return f"{shown} must be a number{advice}"
+    if kind == "int_type" and key.endswith("_bits") and (size := re.fullmatch(r"(\d+) ?B", str(value))):
+        return f"{shown} must be a whole number of bits; write {8 * int(size[1])}"
+    if kind == "float_type" and (percent := re.fullmatch(r"(\d+(?:\.\d+)?) ?%", str(value))):
+        return f"{shown} must be a number; write {float(percent[1]) / 100:g}"
     return (
         f"{key if kind == 'missing' else shown} "
         f"{FAULT_TEXTS.get(kind, f'does not fit ({detail}); correct it')}"
@@ -467,7 +487,9 @@ def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> Iterator[
     if any(name == "tiling" for _, name, _ in outline):
         yield "nodes: name tiling is the block of the machine's tile sizes; choose another"
     if roles.count("compute") != 1 or roles[-1] != "compute":
-        yield (f"nodes has {roles.count('compute')} compute; end the list with exactly one - compute: mac")
+        count = roles.count("compute")
+        says = "end with another node than the compute" if count == 1 else f"have {count or 'no'} compute"
+        yield f"nodes {says}; end the list with exactly one - compute: mac"
     for what, names in (
         ("name", [name for _, name, _ in outline]),
         ("dimension", [dim for _, _, dims in outline for dim in dims]),

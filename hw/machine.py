@@ -57,8 +57,10 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
 
 
-def find(name_or_path: str) -> Path:
-    """Returns the file of a machine, given by name (hw/machines) or by path. Raises MachineError."""
+def find(name_or_path: str, folder: Path = Path()) -> Path:
+    """Returns the file of a machine, given by name (hw/machines) or by path. folder: where a file is looked
+    for that an unknown name may mean. Raises MachineError.
+    """
     if name_or_path in names():
         return MACHINES / f"{name_or_path}.yaml"
     path = Path(name_or_path)
@@ -66,6 +68,8 @@ def find(name_or_path: str) -> Path:
         return path
     if ":" in name_or_path:
         raise MachineError(f"machine = {name_or_path} is a workload; the machine comes second")
+    if (folder / f"{name_or_path}.yaml").is_file():
+        raise MachineError(f"machine = {name_or_path} is unknown; did you mean {name_or_path}.yaml?")
     raise MachineError(
         f"machine = {name_or_path} is unknown; {component.closest_name(name_or_path, names())} (a "
         "machine of your own: the path of its .yaml file)"

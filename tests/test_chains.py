@@ -83,6 +83,7 @@ BOUNDED = {  # what a recursion may be as deep as
         "dse/frontend/keys.py": {"_show", "_values"},
         "dse/frontend/tables.py": {"plain"},
         "hw/space.py": {"_evaluate"},
+        "hw/component.py": {"_flow"},
         "workloads/facts.py": {"_walk_graph", "_walk_loop", "_expand_node", "reads"},
         "workloads/onnx.py": {"_function_faults.size", "_tensor_faults"},
         "workloads/retrace.py": {"_scaled_args"},

@@ -33,13 +33,13 @@ from hypothesis import strategies as st
 
 from analysis import db
 from dse.explain.units import column, quantity
-from dse.frontend import check, prompt, runs
+from dse.frontend import check, plausible, prompt, runs
 from dse.frontend.arguments import EXAMPLES, EXIT_CODES
 from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.frontend.compare import compare
 from dse.run import folder
 from dse.study import study as studies
-from hw.machine import find, load_arch
+from hw.machine import find, load, load_arch, names
 from tests.amount import some
 from tests.commands import dse, good
 from tests.test_layers import HEAVY, loaded_by
@@ -432,6 +432,53 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [  # ten times what the shipped machine has, without node_nm where not said
+        ("kapla_single", "mac_pj: 0.9984", "mac_pj: 9.984", "mac.mac_pj = 9.984 is 3.3 times the 3.029"),
+        ("kapla_multi", "_pj: 0.0940885", "_pj: 0.940885", "regf.read_pj = 0.9409 for 16 bit is 0.94"),
+        (
+            "kapla_single",
+            "_pj: 7.4837",
+            "_pj: 60",
+            "gbuf.read_pj = 60 is out of proportion to regf.read_pj and",
+        ),
+        ("kapla_single", "leak_mw: 541", "leak_mw: 5410", "dram.leak_mw = 5410 is 1.9 times the 2867"),
+        ("kapla_multi", "leak_mw: 1272", "leak_mw: 12720", "dram.leak_mw = 1.272e+04 is 1.1 times"),
+        ("kapla_single", "hop_pj: 0.61", "hop_pj: 6.1", "nodes.hop_pj = 6.1 per bit over one link"),
+        ("simba", "hop_pj: 1.285", "hop_pj: 12.85", "package.hop_pj = 12.85 per bit over one link"),
+        (
+            "kapla_multi",
+            "point_pj: 0.1026",
+            "point_pj: 1.026",
+            "array.endpoint_pj = 1.026 per bit is 5.8 times",
+        ),
+        (
+            "burst_edge",
+            "row_pj: 4588.0",
+            "row_pj: 45880",
+            "dram.row_pj = 4.588e+04 is 0.7 pJ per bit of a row",
+        ),
+        ("a2", "alu_pj: 1", "alu_pj: 10", "mac.alu_pj = 10 is 10 times mac.mac_pj = 1"),
+        ("a2", "merge_pj: 0", "merge_pj: 10", "mac.merge_pj = 10 is 10 times mac.mac_pj = 1"),
+    ],
+)
+def test_ten_times_a_number_of_a_shipped_machine_is_a_warning(
+    home: Path, name: str, old: str, new: str, said: str
+) -> None:
+    text = (Path(__file__).parents[1] / f"hw/machines/{name}.yaml").read_text()
+    (home / "ten.yaml").write_text(re.sub(re.escape(old), new, text))
+    line = check.file(str(home / "ten.yaml"))[0]
+    assert f"warning: {said}" in line
+
+
+def test_no_number_of_a_shipped_machine_is_called_odd_but_by_its_own_table() -> None:
+    """Three are: a bandwidth and a power of one chip, and a bandwidth of another."""
+    odd = [line for name in names() for line in plausible.machine_lines(load(name), load_arch(name))]
+    assert all("times the tables'" in line for line in odd)
+    assert len(odd) == 3
+
+
+@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         (
@@ -451,7 +498,7 @@ def test_memories_of_different_tensors_are_not_inside_each_other(home: Path) -> 
         (
             "width_bits: 16, a",
             "kind: custom, leak_mw: 0, area_mm2: 0, read_pj: 0.5, write_pj: 0.5, width_bits: 16, a",
-            "is 0.25 per operand of 8 bit, more than a MAC",
+            "is 0.25 per operand of 8 bit, 1.3 of a MAC",
         ),
         (
             "width_bits: 16, a",

@@ -308,7 +308,10 @@ def test_a_run_of_shared_mappings_says_its_gap_and_all_axes_to_widen(
     ends = r"array\.x, 8, and at the largest clock_mhz, 400 MHz: widen these axes\n"
     assert re.search(rf"latency lies? at the largest {ends}", said)
     (gap,) = found.sql("SELECT max(optimality_gap) FROM points").rows()[0]
-    assert f"costs are up to {100 * gap:.3g} % above their optima (solver.sharing_gap): points that" in said
+    short = f"costs are up to {100 * gap:.3g} % above their optima (solver.sharing_gap)"
+    assert re.search(rf"\n{re.escape(short)}.* \(--why\)\n", said)
+    assert cli.main(["pareto", str(found.path), "--why"]) == 0
+    assert f"{short}: points that" in capsys.readouterr().out
 
 
 def test_an_axis_that_ends_with_the_tables_is_not_to_be_widened() -> None:

@@ -238,8 +238,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         (("sql", "SELECT min(energy_pj) FROM points"), STORED_NEEDS_NO),
         (("status",), (*STORED_NEEDS_NO, "duckdb", "moocore", "dse.sim", "dse.mapper", "analysis.db")),
-        (("pareto",), SOLVERS),
-        (("show", "best"), SOLVERS),
+        (("sql", "SELECT count(*) FROM einsums"), (*SOLVERS, "pandas", "onnx")),
+        (("pareto",), (*SOLVERS, "pandas")),
+        (("show", "best"), (*SOLVERS, "pandas")),
     ],
 )
 def test_a_question_of_a_run_loads_no_more_than_it_needs(

@@ -368,12 +368,12 @@ BROKEN = [
     (
         "no compute",
         GOOD.replace(MAC, ""),
-        ["nodes has 0 compute; end the list with exactly one - compute: mac"],
+        ["nodes have no compute; end the list with exactly one - compute: mac"],
     ),
     (
         "compute not last",
         GOOD.replace(MAC, "") + MAC + GBUF.replace("gbuf", "late"),
-        ["nodes has 1 compute; end the list with exactly one - compute: mac"],
+        ["nodes end with another node than the compute; end the list with exactly one - compute: mac"],
     ),
     (
         "first an array",
@@ -384,7 +384,7 @@ BROKEN = [
         "neither",
         GOOD.replace(ARRAY, "- {crossing: x, dims: {x: 2}}\n"),
         [
-            "nodes[2] = {'crossing': 'x', 'dims': {'x': 2}} must say what it is; begin it with memory: "
+            "nodes[2] = {crossing: x, dims: {x: 2}} must say what it is; begin it with memory: "
             "NAME, array: NAME or compute: NAME"
         ],
     ),
@@ -447,10 +447,7 @@ BROKEN = [
     (
         "holds what",
         GOOD.replace("128 KiB", "128 KiB, may_keep: [weights]"),
-        [
-            "gbuf.may_keep = ['weights'] names weights, which is no part of an einsum; use input, "
-            "weight, output"
-        ],
+        ["gbuf.may_keep = [weights] names weights, which is no part of an einsum; use input, weight, output"],
     ),
     (
         "tiling no mapping",

@@ -625,15 +625,15 @@ def test_a_segments_estimate_is_below_what_it_is_solved_for() -> None:
         ),
         (
             {"solver.schedule": "pipelined", "solver.factors": "perfect"},
-            'solver.factors = "perfect" counts for nests of all of a machine',
+            'solver.factors = "perfect" is a choice of unfused and fused schedules: segments of',
         ),
         (
             {"solver.schedule": "kapla", "solver.factors": "perfect"},
-            'not for solver.schedule = "kapla"; leave it out',
+            'solver.schedule = "kapla" do not obey it; leave it out',
         ),
         (
             {"solver.schedule": "pipelined", "solver.gap": 0.0},
-            "solver.gap = 0.0 counts for nests of all of a machine",
+            "solver.gap = 0.0 is a choice of unfused and fused schedules: segments of",
         ),
     ],
 )

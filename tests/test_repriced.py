@@ -173,6 +173,9 @@ def test_machines_that_are_named_have_the_rows_of_all(run: runs.Run) -> None:
     assert [*run.what_if(factors, some)] == [every[machine] for machine in some]
     assert len(run.what_if(factors, [])) == 0
     assert [*run.what_if(factors, [10**9, some[0]])] == [every[some[0]]]
+    said = "1 of the 2 machines are left out: machine 1000000000 is not in this run"
+    assert run.what_if(factors, [10**9, some[0]]).note == said
+    assert run.what_if(factors, some).note == ""
     assert [*run.what_if({"DRAM_pj": 0.1, "SRAM_PJ": 2.0}, some[:1])] == [every[some[0]]]
     text = "FROM what_if({dram_pj: 0.1, sram_pj: 2}, machines := (SELECT list(machine) FROM designs WHERE "
     found = run.sql(f"{text}array_x = 8)) ORDER BY machine")

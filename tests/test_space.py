@@ -250,7 +250,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         ({"array.x": [8, 8]}, ["space.array.x = 8 stands twice; keep one"]),
         *(
             ({"array.x": given}, [f"space.array.x = {shown} is no list of values; write {EIGHT_TO_32}"])
-            for given, shown in (("8..32", '"8..32"'), (["8..32"], "['8..32']"), ("8 ... 32", '"8 ... 32"'))
+            for given, shown in (("8..32", '"8..32"'), (["8..32"], "[8..32]"), ("8 ... 32", '"8 ... 32"'))
         ),
         (
             {"gbuf.capacity": "4 KiB..16 KiB"},

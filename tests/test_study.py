@@ -220,6 +220,7 @@ def test_all_faults_at_once(folder: Path) -> None:
             search={"seed": -1},
             workloads=["resnet5"],
             colour="red",
+            constraints=["area_mm2 << 2", "power_w < 3", "power_mw < 9", "gbuf.capacity <= 4096"],
         )
     lines = str(caught.value).splitlines()
     wanted = (
@@ -230,6 +231,8 @@ def test_all_faults_at_once(folder: Path) -> None:
         "search.seed",
         "workloads[0]",
         "colour",
+        "constraints[0]",
+        "power_w is no number of the machine and no metric; did you mean power_mw?",
     )
     assert len(lines) == len(wanted)
     assert all(any(part in line for line in lines) for part in wanted)

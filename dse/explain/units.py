@@ -15,7 +15,7 @@ DIGITS = 4
 # metadata key of an Arrow field; its value is the column of a view that has the same unit, b"" if there is
 # none
 COLUMN_KEY = b"column"
-NOTE_KEY = b"note"  # metadata key of an Arrow table: a line about an answer without rows
+NOTE_KEY = b"note"  # metadata key of an Arrow table: a line about rows that an answer lacks
 QUANTITY = re.compile(
     r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+2?)"
 )  # a number, its unit

@@ -79,7 +79,7 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """Why there may be no row: what a condition compares with and no row has; mostly ""."""
+        """Why rows are missing: what a condition compares with and no row has; mostly ""."""
         return str((self.table.schema.metadata or {}).get(units.NOTE_KEY, b"").decode())
 
     def rows(self) -> list[tuple[Any, ...]]:

@@ -255,6 +255,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         help="its knee: least sum of objectives, scaled to 0 (best) .. 1 (worst); of equal sums that whose "
         "worst objective is best",
     )
+    front.add_argument(
+        "--why", action="store_true", help="the notes below the table in full: what may be missing, and why"
+    )
     front.add_argument("--where", default="", metavar="SQL", help="condition over points and machines")
     front.add_argument(
         "--by", default="", metavar="A,B,...", help="a front for each value of these columns, e.g. dram_kind"

@@ -57,6 +57,15 @@ def file(text: str, sets: Sequence[str] = ()) -> tuple[str, list[Layer]]:
         )
         return "\n".join([line + _warning(*study.loaded_workloads), *plausible.space_lines(study.space)]), []
     found = Path(catalog.file_in(text)[1])  # parameters may follow: net.onnx:batch=4
+    absent = found if found.suffix else path
+    if absent.suffix and not absent.exists():
+        raise ValueError(f"{absent}: there is no such file; check the path")
+    if (path / "study.yaml").is_file():
+        raise ValueError(f"{path}: is the folder of a run; dse status {path}, dse check {path}/study.yaml")
+    if not absent.suffix and not path.exists():
+        name = text.partition(":")[0]
+        known = component.closest_name(name, (*catalog.names(), *machine.names()))
+        raise ValueError(f"{name}: no file, workload or machine has this name; {known}")
     if not str(found).lower().endswith(read.SUFFIXES) or not found.is_file():
         raise ValueError(
             f"{path}: is no file to check; give a .yaml file (machine, study, workload), an .onnx, "
@@ -106,7 +115,11 @@ def components(text: str, sets: Sequence[str] = ()) -> list[dict[str, Any]]:
 def _machine(text: str, sets: Sequence[str]) -> Machine:
     from dse.study import read
 
-    return override(machine.load(text), read.assignments(sets))
+    try:
+        return override(machine.load(text), read.assignments(sets))
+    except machine.MachineError as fault:  # a clock that is hardly meant is said beside the faults
+        lines = [f"{text}: {line}" for line in plausible.clock_lines(text)]
+        raise machine.MachineError("\n".join([str(fault), *lines])) from None
 
 
 def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:

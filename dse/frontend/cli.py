@@ -201,9 +201,31 @@ def _print_hints(out: Path, status: Any) -> None:
             tables.print_line(run.certificate())
 
 
+class _NoPandas:
+    """An entry of sys.meta_path that does not find pandas."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ImportError(name)
+
+
+def _leave_pandas_out() -> None:
+    """PyArrow looks for pandas once, at its first array from Python values, which costs 0.3 s. From now on it
+    takes no pandas objects, of which a command has none.
+    """
+    import pyarrow as pa
+
+    if "pandas" in sys.modules:
+        return
+    sys.meta_path.insert(0, blocked := _NoPandas())
+    pa.array([None])
+    sys.meta_path.remove(blocked)
+
+
 def _open(args: argparse.Namespace) -> Any:
     from dse.frontend import check, runs
 
+    _leave_pandas_out()
     for line in check.left_out(Path(args.dir)) if args.skip_damaged else ():
         print(_plain(_in_urls(line, args)), file=sys.stderr)
     return runs.open(
@@ -228,6 +250,7 @@ STATUS_FIRST = (
     "pruned",
     "front",
     "worst_gap",
+    "worker_time_s",
     "utilization",
     "workers_live",
     "workers_busy",
@@ -239,6 +262,7 @@ STATUS_FIRST = (
     "notes",
 )
 WIDE_KEYS = 140  # columns of a terminal from which on keys have a column each for values, unit and default
+KEYS_IN_PIPES = 110  # columns of `dse list keys` in a pipe, whose cells are sentences
 MAX_VALUES = 32  # of a parameter, which `dse sql` lists one by one
 WATCHED_NOTES = 3  # newest notes that --watch prints
 
@@ -381,10 +405,10 @@ def _pareto(args: argparse.Namespace) -> int:
     if not (args.where or by):  # the best points of the run, whichever of the front are shown
         of_whole += run.axis_hints(objectives)
     close = _close_line(front, by, [*map(db.column_of, objectives)]) or (run.gap_note() if len(front) else "")
-    note = answers.Answer(front).note
-    for line in filter(
-        None, (note, close, run.one_mapping_note(objectives) if len(front) else "", *of_whole)
-    ):
+    notes = [line for line in (close, run.one_mapping_note(objectives) if len(front) else "") if line]
+    if notes and not args.why:  # what each says first, in one line
+        notes = [f"{'; '.join(line.partition(': ')[0] for line in notes)} (--why)"]
+    for line in filter(None, (answers.Answer(front).note, *notes, *of_whole)):
         tables.print_line(line)
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
@@ -799,8 +823,11 @@ def _front(args: argparse.Namespace, found: Any) -> int:
         f"({'nests' if is_einsum else 'their text'}: --format json)",
         unit_keys=table.column_names,
     )
-    for name, words in (space_words(found[0]["certificate"]) or {}).items():
+    words_of = space_words(found[0]["certificate"]) or {}
+    for name, words in words_of.items() if args.why else ():
         tables.print_line(f"{name.replace('_', ' ')}: {', '.join(words)}")
+    if words_of and not args.why:
+        tables.print_line("--why: what was searched, and what not")
     return 0
 
 
@@ -1124,7 +1151,8 @@ def _list(args: argparse.Namespace) -> int:
 
         header, rows = listings.listing(args.what)
     if args.format == "table":
-        if args.what == "keys" and tables.terminal_width() < WIDE_KEYS:
+        is_pipe = not sys.stdout.isatty()
+        if args.what == "keys" and (is_pipe or tables.terminal_width() < WIDE_KEYS):
             header, rows = _narrow_keys(header, rows)
         heads = [*map(units.label, header)]
         tables.print_rows(
@@ -1134,6 +1162,7 @@ def _list(args: argparse.Namespace) -> int:
             keep=(*heads[:2], "given", "what", "meaning"),
             unit_keys=header,
             max_lines=tables.screen_lines(args.all),
+            width=KEYS_IN_PIPES if args.what == "keys" and is_pipe else None,
         )
         return 0
     import pyarrow as pa

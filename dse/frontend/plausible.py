@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from math import floor, inf, isclose
+from math import ceil, floor, inf, isclose
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +20,7 @@ from hw import component, machine
 from hw.arch import Arch, Array, Machine, MacUnit, Memory
 from hw.space import Space, Unbuildable, apply, decode, values
 from hw.voltage import energy_factor
+from workloads import document
 
 BUILT = 256  # machines of a study that are built, to see whether all can be
 MAX_ODD = 8  # lines about numbers of a study's machines
@@ -26,11 +29,20 @@ ODD_ENERGY = 0.25
 # times the tables' numbers, either way, of a part of kind custom, which may be of another technology; of a
 # DRAM, whose kinds are all in the table
 FAR, FAR_DRAM = 5, 1.25
+FAR_MAC = 3  # the same of a MAC unit without node_nm, for which the tables' range is that of all nodes
+OPERAND = 0.75  # share of a MAC's energy that an operand costs at most in a register of kind custom
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
 # held against the tables
 TABLE_VALUES = "read_pj", "write_pj", "mac_pj", "alu_pj", "leak_mw", "area_mm2"
 # of a DRAM, held against the tables, too; an sram that is slower is common, one that is faster is a fault
 TABLE_RATES = "bandwidth", "actions_per_cycle"
+# Of a machine without node_nm, parts of kind custom are held against each other: a part is odd where no node
+# of the tables puts all of them within ODD_PART of their numbers, and one puts the others within ALIKE.
+ODD_PART, ALIKE = 2.5, 2.0
+COSTLY_OP = 4  # MACs that another operation costs at most
+# pJ per bit over a link that none on a chip or in a package costs (Simba's links between chiplets: 0.8 to
+# 1.75; Shao et al., MICRO 2019), and per bit of a DRAM row opened (DDR3 to HBM2: 0.03 to 0.15)
+MAX_HOP_PJ, MAX_ROW_PJ = 4, 0.3
 
 
 def machine_lines(spec: Machine, arch: Arch) -> list[str]:
@@ -40,8 +52,13 @@ def machine_lines(spec: Machine, arch: Arch) -> list[str]:
         *_odd_energies(arch),
         *_odd_custom(spec, arch),
         *_far_from_tables(spec, arch),
+        *_odd_operations(spec, arch),
+        *_odd_links(spec, arch),
+        *_odd_drams(spec, arch),
         *_unlike_tables(spec, arch),
     )
+    numbers = {line.split(" = ")[0] for line in warnings}
+    warnings += tuple(line for line in _odd_part(spec, arch) if line.split(" = ")[0] not in numbers)
     notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch)
     return [*(f"note: {line}" for line in notes), *(f"warning: {line}" for line in warnings)]
 
@@ -94,6 +111,18 @@ def space_lines(space: Space) -> list[str]:
     left_out = len(odd) - MAX_ODD
     more = [f"warning: {left_out} more such numbers; dse check of the machine names all"]
     return [*found, *list(odd.values())[:MAX_ODD], *(more if left_out > 0 else [])]
+
+
+def clock_lines(path: str) -> list[str]:
+    """Returns the line about the clock of a machine file that has faults elsewhere."""
+    data, _ = document.read(Path(path))
+    clock = data.get("clock_mhz") if isinstance(data, dict) else None
+    if isinstance(clock, str):
+        with suppress(ValueError):  # YAML takes 1e9 for a text
+            clock = float(clock)
+    if not isinstance(clock, int | float) or clock <= 0:
+        return []
+    return [*_odd_clock(replace(machine.STAND_IN, clock_mhz=float(clock)))]
 
 
 def _odd_clock(spec: Machine) -> Iterator[str]:
@@ -184,7 +213,7 @@ def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
 
 def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
     """Yields a line per memory of kind custom without a table whose writes and reads are far apart, or that
-    stands in every PE and costs more per operand than a MAC.
+    stands in every PE and costs more per operand than OPERAND of a MAC.
     """
     custom = {
         node.name.upper()
@@ -204,18 +233,19 @@ def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
         if (
             v == len(arch.levels) - 1
             and any(f.outside <= v for f in arch.fanouts)
-            and operand_pj > mac_pj > 0
+            and operand_pj > OPERAND * mac_pj > 0
         ):
             yield (
                 f"{name}.read_pj = {read:.4g} for {level.width_bits} bit is {operand_pj:.4g} per operand of "
-                f"{arch.word_bits} bit, more than a MAC ({mac_pj:.4g}); correct one of them if that is not "
-                "meant"
+                f"{arch.word_bits} bit, {operand_pj / mac_pj:.2g} of a MAC ({mac_pj:.4g}); correct "
+                "one of them if that is not meant"
             )
 
 
 def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
     """Yields a line per energy, leakage or area of a part of kind custom that is over FAR times the largest
-    that the tables have for such a part (FAR_DRAM of a DRAM), or as far below their smallest.
+    that the tables have for such a part (FAR_DRAM of a DRAM, FAR_MAC of a MAC unit without node_nm), or
+    as far below their smallest.
     """
     at = f" at {spec.node_nm:g} nm" if spec.node_nm else ""
     parts = {level.name.lower(): level for level in arch.levels} | {spec.nodes[-1].name.lower(): arch.compute}
@@ -228,7 +258,7 @@ def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{f'{component.show_bytes(node.capacity)}, ' if node.capacity else ''}{node.width_bits} bit"
             )
         is_dram = isinstance(node, Memory) and node.capacity is None
-        far = FAR_DRAM if is_dram else FAR
+        far = FAR_DRAM if is_dram else FAR_MAC if isinstance(node, MacUnit) and not at else FAR
         where = f"a DRAM, {size}" if is_dram else f"{size}{at}"
         for name, usual in component.table_numbers(spec, node, arch.word_bits).items():
             value = getattr(parts[node.name.lower()], name)
@@ -238,6 +268,124 @@ def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
                     f"{node.name}.{name} = {value:.4g} is {value / nearest:.2g} times the {nearest:.4g} that "
                     f"the tables have for {where}; correct it, or keep it if it is meant"
                 )
+
+
+def _odd_operations(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per energy of a MAC unit of kind custom that is far above that of a MAC."""
+    unit, mac_pj = spec.nodes[-1], arch.compute.mac_pj
+    assert isinstance(unit, MacUnit)
+    for name in ("alu_pj", "merge_pj") if unit.kind == "custom" and not unit.vector_lanes else ():
+        if (pj := getattr(arch.compute, name)) > COSTLY_OP * mac_pj > 0:
+            yield (
+                f"{unit.name}.{name} = {pj:.4g} is {pj / mac_pj:.2g} times {unit.name}.mac_pj = {mac_pj:.4g}"
+                "; correct one of them if that is not meant"
+            )
+
+
+# by part of a machine: its energy over the largest, and over the smallest, that the tables have at a node
+Times = dict[str, tuple[float, float]]
+
+
+def _odd_part(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line about the part of kind custom, of a machine without node_nm, whose energy goes with those
+    of the others at no node of the tables (ODD_PART, ALIKE).
+    """
+    if spec.node_nm is not None:
+        return
+    # nodes of the tables; a factor over or below the tables may be common to all parts
+    by_node = [_times_tables(replace(spec, node_nm=nm), arch) for nm in component.sram_nodes(spec.cell)]
+    if len(by_node[0]) < 3 or (factor := min(map(_apart, by_node))) <= ODD_PART:
+        return
+    odd = [name for name in by_node[0] if min(_apart(_without(one, name)) for one in by_node) <= ALIKE]
+    if len(odd) == 1:
+        others = _without(by_node[0], odd[0])
+        yield (
+            f"{odd[0]} = {_energies(spec, arch)[odd[0]]:.4g} is out of proportion to {' and '.join(others)}"
+            f": at no node_nm of the tables are they less than {factor:.2g} times apart; correct it, or "
+            "keep it if it is meant"
+        )
+
+
+def _energies(spec: Machine, arch: Arch) -> dict[str, float]:
+    """Returns, by name, the energies of a read or a MAC of the parts on the chip that are of kind custom."""
+    reads = {level.name.lower(): level.read_pj for level in arch.levels}
+    custom = [node for node in spec.nodes[1:] if not isinstance(node, Array) and node.kind == "custom"]
+    return {
+        f"{node.name}.read_pj" if isinstance(node, Memory) else f"{node.name}.mac_pj": reads[
+            node.name.lower()
+        ]
+        if isinstance(node, Memory)
+        else arch.compute.mac_pj
+        for node in custom
+    }
+
+
+def _times_tables(spec: Machine, arch: Arch) -> Times:
+    """Returns the energies of parts of kind custom as shares of the tables'; those that are 0 or that the
+    tables have not are left out.
+    """
+    nodes = {node.name: node for node in spec.nodes}
+    found: Times = {}
+    for key, pj in _energies(spec, arch).items():
+        name, field = key.split(".")
+        node = nodes[name]
+        assert not isinstance(node, Array)
+        if pj and (usual := component.table_numbers(spec, node, arch.word_bits).get(field)):
+            found[key] = pj / max(usual), pj / min(usual)
+    return found
+
+
+def _without(times: Times, left_out: str) -> Times:
+    return {name: one for name, one in times.items() if name != left_out}
+
+
+def _apart(times: Times) -> float:
+    """Returns how far apart the parts are from one another; 1: one factor puts all into the tables."""
+    return max(1.0, max(least for least, _ in times.values()) / min(most for _, most in times.values()))
+
+
+def _odd_links(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per array whose links cost more per bit than any in a package, or whose PEs pay far more
+    for a bit that they take than the level outside does for reading it.
+    """
+    for fanout in arch.fanouts:
+        name = fanout.name.lower()
+        if fanout.hop_pj > MAX_HOP_PJ:
+            yield (
+                f"{name}.hop_pj = {fanout.hop_pj:.4g} per bit over one link: links on a chip or in a package "
+                f"cost less than {MAX_HOP_PJ:g}; correct it, or keep it if it is meant"
+            )
+        outer, pj = arch.levels[fanout.outside - 1], fanout.endpoint_pj
+        if pj * ODD_ENERGY > (per_bit := outer.read_pj / outer.width_bits) > 0:
+            yield (
+                f"{name}.endpoint_pj = {pj:.4g} per bit is {pj / per_bit:.2g} times what "
+                f"{outer.name.lower()} pays to read it ({per_bit:.4g}); correct it, or keep it if "
+                "it is meant"
+            )
+
+
+def _odd_drams(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line where a DRAM of kind custom has more background power than any in the tables of its
+    bandwidth, and where opening a row costs far more than DRAMs take.
+    """
+    node, level = spec.nodes[0], arch.levels[0]
+    if not isinstance(node, Memory) or node.capacity is not None:
+        return
+    if node.kind == "custom" and level.bandwidth < inf:
+        gbps = level.bandwidth * level.width_bits / 8 * spec.clock_mhz / 1e3
+        drams = [component.dram(kind) for kind in component.dram_kinds()]
+        most = max(ceil(gbps / one.bandwidth_gbps) * one.background_mw for one in drams)
+        if level.leak_mw > most:
+            yield (
+                f"{node.name}.leak_mw = {level.leak_mw:.4g} is {level.leak_mw / most:.2g} times the "
+                f"{most:.4g} of the DRAMs of the tables that need the most for {gbps:.3g} GB/s; correct it, "
+                "or keep it if it is meant"
+            )
+    if node.row and node.row_pj and node.row_pj > MAX_ROW_PJ * 8 * node.row:
+        yield (
+            f"{node.name}.row_pj = {node.row_pj:.4g} is {node.row_pj / 8 / node.row:.2g} pJ per bit of a row"
+            f": DRAMs take less than {MAX_ROW_PJ:g}; correct it, or keep it if it is meant"
+        )
 
 
 def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:

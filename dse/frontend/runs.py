@@ -105,12 +105,14 @@ class Point:
     given_schedule: Mapped | None = None
 
     def text(self, einsum: str | None = None, width: int = tables.WIDE, why: bool = False) -> str:
-        """Returns what `dse show` prints. einsum, why: as of a mapping."""
-        head = tables.facts(
-            {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS},
-            self.why_chosen,
-            width,
-        )
+        """Returns what `dse show` prints. einsum, why: as of a mapping. Totals that a single workload
+        has, too, are not printed twice.
+        """
+        shown = self.solutions if self.given_schedule is None else ()
+        totals = shown[0].totals if len(shown) == 1 else {}
+        rest = {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS}
+        rest = {key: value for key, value in rest.items() if key not in totals or totals[key] != value}
+        head = tables.facts(rest, self.why_chosen, width)
         if self.given_schedule is None:
             return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]

@@ -389,15 +389,19 @@ def print_rows(
     max_lines: int | None = None,
     row_count: int | None = None,
     shows_all: str = "--all or --format csv",
+    width: int | None = None,
 ) -> list[str]:
     """Prints rows as a table, CSV, or a JSON list of objects (numbers in full). Returns the columns that a
     table had no room for. csv_safe: prefix texts that a spreadsheet would take for a formula. max_lines: a
     table is cut after the last row that fits into this many lines, and a line says how many more rows there
-    are, of row_count in all (None: `rows` are all), and what shows them.
+    are, of row_count in all (None: `rows` are all), and what shows them. width: columns of a table (None: of
+    the terminal).
     """
     left_out = list[str]()
     if form == "table":
-        text, shown, left_out = _cut_table(header, rows, keep, unit_keys, max_lines)
+        text, shown, left_out = _cut_table(
+            header, rows, keep, unit_keys, max_lines, width or terminal_width()
+        )
         print(text)
         total = len(rows) if row_count is None else row_count
         more = f" of {total}; {shows_all} shows the other {total - shown}"
@@ -417,13 +421,14 @@ def _cut_table(
     keep: Sequence[str],
     unit_keys: Sequence[str],
     max_lines: int | None,
+    width: int,
 ) -> tuple[str, int, list[str]]:
     """Returns a table of the first rows that fit into `max_lines`, how many these are, at least one, and the
     columns that are left out.
     """
     shown = len(rows) if max_lines is None else min(len(rows), max_lines)
     while True:
-        text, left_out = _fitted(header, rows[:shown], "", keep, terminal_width(), unit_keys)
+        text, left_out = _fitted(header, rows[:shown], "", keep, width, unit_keys)
         count = text.count("\n") + 1
         if max_lines is None or count <= max_lines or shown <= 1:
             return text, shown, left_out

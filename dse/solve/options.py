@@ -4,9 +4,9 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import WithJsonSchema
 
@@ -38,6 +38,46 @@ def without_ports(memories: Iterable[str]) -> str:
 def without_sharing(memories: Iterable[str]) -> str:
     """Returns the options by which each PE has an instance of the memories (`memory.along`)."""
     return " ".join(f"--set {name}.along=[]" for name in memories)
+
+
+class Refusal(NamedTuple):
+    """Which options do not go with a key of memories."""
+
+    schedules: tuple[str, ...]  # values of solver.schedule that do
+    mappers: tuple[str, ...]  # mappers that do not
+    not_done: str
+    done: str
+    what: str
+    without: Callable[[Iterable[str]], str]
+
+
+# by key of a memory
+REFUSED = {
+    "bits": Refusal(
+        ("unfused", "fused", "best"),
+        (),
+        "does not price elements that memories narrow or widen",
+        "mappers do, for unfused and fused schedules",
+        "the widths",
+        without_widths,
+    ),
+    "ports": Refusal(
+        ("unfused",),
+        (),
+        "does not time ports that serve some tensors, nor writes apart from reads",
+        "mappers do, for unfused schedules",
+        "the ports",
+        without_ports,
+    ),
+    "along": Refusal(
+        ("unfused",),
+        ("cost_descending",),
+        "does not count memories that PEs along dimensions share",
+        "the mapper optimal does, for unfused schedules",
+        "along",
+        without_sharing,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,46 +141,20 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
-    def widths_refused(self, memories: Sequence[str]) -> str:
-        """Returns why these options do not go with memories that give elements a width of their own
-        (`memory.bits`), with the fix; "": they do. memories: names of those that do, at least one.
+    def refused(self, key: str, memories: Sequence[str]) -> str:
+        """Returns why these options do not go with memories that have this key (of REFUSED), with the fix;
+        "": they do. memories: names of those that have it, at least one.
         """
-        if not (refused := self._first_other("unfused", "fused", "best")):
+        schedules, mappers, not_done, done, what, without = REFUSED[key]
+        option = self._first_other(*schedules)
+        if not option and self.mapper in mappers:
+            option = f"solver.mapper = {self.mapper}"
+        if not option:
             return ""
-        keys = ", ".join(f"{name}.bits" for name in memories)
+        keys = ", ".join(f"{name}.{key}" for name in memories)
         return (
-            f"{refused} does not price elements that memories narrow or widen ({keys}): mappers do, for "
-            "unfused and fused schedules of each machine by itself; leave it out, or the widths "
-            f"({without_widths(memories)})"
-        )
-
-    def ports_refused(self, memories: Sequence[str]) -> str:
-        """Returns why these options do not go with memories whose ports serve some tensors, or writes at
-        another rate than reads, with the fix; "": they do. memories: names of those, at least one.
-        """
-        if not (refused := self._first_other("unfused")):
-            return ""
-        keys = ", ".join(f"{name}.ports" for name in memories)
-        return (
-            f"{refused} does not time ports that serve some tensors, nor writes apart from reads ({keys}): "
-            "mappers do, for unfused schedules of each machine by itself; leave it out, or the ports "
-            f"({without_ports(memories)})"
-        )
-
-    def sharing_refused(self, memories: Sequence[str]) -> str:
-        """Returns why these options do not go with memories of which PEs along dimensions share one instance
-        (`memory.along`), with the fix; "": they do. memories: names of those, at least one.
-        """
-        refused = self._first_other("unfused")
-        if not refused and self.mapper == "cost_descending":
-            refused = f"solver.mapper = {self.mapper}"
-        if not refused:
-            return ""
-        keys = ", ".join(f"{name}.along" for name in memories)
-        return (
-            f"{refused} does not count memories that PEs along dimensions share ({keys}): the mapper optimal "
-            "does, for unfused schedules of each machine by itself; leave it out, or along "
-            f"({without_sharing(memories)})"
+            f"{option} {not_done} ({keys}): {done} of each machine by itself; leave it out, or {what} "
+            f"({without(memories)})"
         )
 
     def _first_other(self, *schedules: str) -> str:

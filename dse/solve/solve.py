@@ -183,12 +183,12 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     nothing of the workload or tells equal einsums apart, which are mapped once.
     """
     if widths := arch.with_widths():
-        refused = (options.widths_refused(widths), *(compressed_width(e, arch) for e in workload.einsums))
+        refused = (options.refused("bits", widths), *(compressed_width(e, arch) for e in workload.einsums))
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
-    if (ports := arch.with_ports()) and (line := options.ports_refused(ports)):
+    if (ports := arch.with_ports()) and (line := options.refused("ports", ports)):
         raise ValueError(line)
-    if (sharing := arch.with_sharing()) and (line := options.sharing_refused(sharing)):
+    if (sharing := arch.with_sharing()) and (line := options.refused("along", sharing)):
         raise ValueError(line)
     if not arch.mapping and not options.mapping:
         return

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from dse.study.pareto import AGGREGATES, MAXIMISED, METRICS, Objective
 from dse.study.prune import Constraints, meets, metric_of
 from dse.study.sampler import MAX_SPACE_SIZE, OPTUNA, Search
 from hw import machine
+from hw.arch import Machine
 from hw.component import closest_name, explain, show
 from hw.space import Constraint, Space, SpaceError, constraint, parse, static_names
 from workloads import catalog, plugin
@@ -96,6 +97,9 @@ def document(path: Path, set_texts: Sequence[str], faults: Faults) -> dict[str, 
     """Returns the study file's document with the --set assignments ("key=value") merged in; None if it is no
     mapping.
     """
+    if path.is_dir() and (path / "study.yaml").is_file():
+        faults.add(f"is the folder of a run; go on with it by dse resume {path}, or give {path}/study.yaml")
+        return None
     raw, document_faults = documents.read(path)
     is_study = documents.is_kind(raw, KIND)
     if not is_study and (raw is not None or not document_faults):
@@ -315,8 +319,8 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
     for key in ("factors", "gap"):
         if is_pipelined and isinstance(raw, Mapping) and key in raw:
             faults.add(
-                f"solver.{key} = {show(raw[key])} counts for nests of all of a machine, not for "
-                f"solver.schedule = {show(options.schedule)}; leave it out"
+                f"solver.{key} = {show(raw[key])} is a choice of unfused and fused schedules: segments of "
+                f"solver.schedule = {show(options.schedule)} do not obey it; leave it out"
             )
     for key in ("initiation_interval", "latency"):
         if (limit := getattr(options, key)) and options.schedule != "pipelined":
@@ -351,7 +355,8 @@ def workers(raw: Mapping[str, Any], faults: Faults) -> tuple[int | None, str]:
 def space(
     raw: Mapping[str, Any], folder: Path, faults: Faults, within: Path | None = None
 ) -> tuple[str, Space | None]:
-    """Returns the path of the machine file ("": none), and the space over that machine (None: faulty).
+    """Returns the path of the machine file ("": none, or faulty), and the space over that machine (None:
+    faulty).
 
     within: folder that must contain the machine file if it is given as a path; None: any folder
     """
@@ -365,7 +370,7 @@ def space(
         path = (
             machine.find(given)
             if given in machine.names()
-            else machine.find(str(folder / given) if _is_path(given) else given)
+            else machine.find(str(folder / given) if _is_path(given) else given, folder)
         )
         if given not in machine.names() and (line := _outside_reason(path, within)):
             faults.add(f"machine = {show(given)} {line}")
@@ -377,6 +382,7 @@ def space(
         )
     except SpaceError as error:
         faults.lines.extend(str(error).splitlines())
+        return str(path.resolve()), None
     else:
         if found is not None and found.size > MAX_SPACE_SIZE:
             faults.add(f"space has {found.size} machines; keep it at 2^62 at most")
@@ -475,19 +481,23 @@ def objectives(
 
 
 def constraints(
-    raw: object, search_space: Space | None, names: Sequence[str] | None, faults: Faults
+    raw: object,
+    search_space: Space | None,
+    names: Sequence[str] | None,
+    faults: Faults,
+    template: Machine | None = None,
 ) -> Constraints:
     """Returns the constraints, split into those on a machine alone (static) and those on its costs
     (modelled).
 
-    search_space: the study's space; None: it is faulty, so that nothing is checked
+    search_space: the study's space; None: it is faulty, so that only syntax and names are checked
+    template: the machine of a faulty space; None: it is faulty, too, and only names without a dot are checked
     names: workloads that a metric may name; None: any
     """
     if not isinstance(raw, list):
         faults.add(f'constraints = {show(raw)} is no list; write e.g. ["area_mm2 <= 12"]')
         return Constraints()
-    if search_space is None:
-        return Constraints()
+    known = static_names(search_space.template if search_space else template or machine.STAND_IN)
     static: list[Constraint] = []
     modelled: list[Constraint] = []
     for i, text in enumerate(dict.fromkeys(map(str, raw))):
@@ -496,11 +506,14 @@ def constraints(
         except SpaceError as error:
             faults.add(f"constraints[{i}]: {error}")
             continue
-        unknown = [fault for n in sorted(one.names) if (fault := _name_fault(n, search_space, names))]
+        asked = [n for n in sorted(one.names) if search_space or template or "." not in n]
+        unknown = [fault for n in asked if (fault := _name_fault(n, known, names))]
         faults.lines.extend(f'constraints[{i}]: "{text}": {fault}' for fault in unknown)
         if not unknown:
             (modelled if any(metric_of(n)[0] for n in one.names) else static).append(one)
     found = Constraints(tuple(static), tuple(modelled))
+    if search_space is None:
+        return found
     return found if _check_met(search_space, found, faults) else Constraints()
 
 
@@ -699,8 +712,8 @@ def _objective(
     return None
 
 
-def _name_fault(text: str, search_space: Space, names: Sequence[str] | None) -> str:
-    """Returns why a name in a constraint is neither a number of the machine nor a metric, or ""."""
+def _name_fault(text: str, known: Collection[str], names: Sequence[str] | None) -> str:
+    """Returns why a name in a constraint is neither a number of the machine (known) nor a metric, or ""."""
     metric, workload = metric_of(text)
     if metric:
         return (
@@ -708,7 +721,6 @@ def _name_fault(text: str, search_space: Space, names: Sequence[str] | None) -> 
             if workload and names is not None and workload not in names
             else ""
         )
-    known = static_names(search_space.template)
     return (
         ""
         if text in known

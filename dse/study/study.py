@@ -32,6 +32,7 @@ from dse.study.prune import (
 )
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
+from hw import machine as machines
 from hw.arch import LAYOUT_FIELDS, Fanout, Memory, fields_of
 from hw.columns import Table
 from hw.component import rule_faults
@@ -115,10 +116,10 @@ def load(
         if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
             faults.add(line)
         widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
-        if widths and (line := solver.widths_refused(widths)):
+        if widths and (line := solver.refused("bits", widths)):
             faults.add(line)
         sharing = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.along]
-        if sharing and (line := solver.sharing_refused(sharing)):
+        if sharing and (line := solver.refused("along", sharing)):
             faults.add(line)
         varied = {axis.key for axis in space.axes}
         apart = [
@@ -131,7 +132,7 @@ def load(
                 or varied & {f"{node.name}.write_bandwidth", f"{node.name}.writes_per_cycle"}
             )
         ]
-        if apart and (line := solver.ports_refused(sorted({*apart}))):
+        if apart and (line := solver.refused("ports", sorted({*apart}))):
             faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
@@ -176,7 +177,8 @@ def load(
         axis.key == "clock_mhz" and len(axis.values) > 1 for axis in space.axes
     )
     objectives = read.objectives(document.get("objectives"), names, clock_varies, faults, path.parent, within)
-    constraints = read.constraints(document.get("constraints", []), space, names, faults)
+    template = machines.load(machine, within is None) if machine and space is None else None
+    constraints = read.constraints(document.get("constraints", []), space, names, faults, template)
     if search.prune and search.learns():
         faults.add(
             f"search.prune = true: {search.method} learns from machines that are solved; take "
