@@ -729,9 +729,9 @@ def _tables(
         for n in range(boundary_count + 1)
     ]
     memo, tensor_names = _memo(rank_unrollings, arrays, boundary_count + 1), tuple(p.tensor for p in tensors)
-    return Tables(
-        ranks, tensor_names, rank_unrollings, arrays, _pool(rank_unrollings, groups_outside), memo, sinks
-    )
+    unreduced = sum(1 << g for g, group in enumerate(groups) if not group.reduce)
+    pool = _pool(rank_unrollings, groups_outside, unreduced)
+    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, memo, sinks)
 
 
 def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
@@ -757,8 +757,10 @@ def _hops(
     return hops.tables(e, networks, tables.choices, tables.ranks, factors)
 
 
-def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int]) -> state.Pool:
-    """The unrollings of all ranks end to end. groups_outside: as in state.Pool."""
+def _pool(
+    rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int], unreduced: int
+) -> state.Pool:
+    """The unrollings of all ranks end to end. groups_outside, unreduced: as in state.Pool."""
     base = np.cumsum([0, *(len(o.size) for o in rank_unrollings)])
     first = np.cumsum([0, *(len(o.is_uneven) for o in rank_unrollings)])
     ways = np.cumsum([0, *(len(o.factorizations) for o in rank_unrollings)])
@@ -795,6 +797,7 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
         first_tile=base,
         largest_tile=last,
         groups_outside=np.array(groups_outside, np.int64),
+        unreduced=unreduced,
     )
 
 
@@ -1421,8 +1424,9 @@ def _link(
     much slower as its lines make it, so of one tensor that may be more than it waits.
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
-    serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped. The lower bound
-    leaves out S and S' together with the reads that they are subtracted from.
+    serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped: by the parent
+    once per element, by the child once per PE. The lower bound leaves out S and S' together with the reads
+    that they are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
     levels, output = arch.levels, x == len(tensors) - 1
@@ -1437,10 +1441,11 @@ def _link(
         for v in (parent, child)
     }
     common = mask[child] & ~own[child]  # groups whose PEs share one instance of the child
+    between = own[child] & ~own[parent]  # groups whose PEs one instance of the parent serves
     shared = common | sum(
         1 << g
         for g, group in enumerate(groups)
-        if own[child] & ~own[parent] & 1 << g and (group.reduce if output else group.multicast)
+        if between & 1 << g and (group.reduce if output else group.multicast)
     )
     found, low, outer, outer_low = (dict[Quantity, dict[int, Any]]() for _ in range(4))
     outer_levels = _outer_levels(groups)
@@ -1554,7 +1559,9 @@ def _link(
     filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
     for kind, scale in (*amounts, *skipped_reads, *filled):
-        add(parent, "read", kind, own[parent], shared, scale, not skipped_reads)
+        # the first of all PEs that add to an element finds none to read, the others add to it
+        merged = common | between if (kind, scale) in skipped_reads else shared
+        add(parent, "read", kind, own[parent], merged, scale, not skipped_reads)
         if not compute:
             add(child, "write", kind, own[child], common, scale, not skipped_reads)
     zero_writes = (
@@ -1573,12 +1580,11 @@ def _link(
     for cycles, q in _folds(e, arch, tensors[x], parent, child, first_pe_elems):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
-    groups_between = own[child] & ~own[parent]
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
-    if output and not compute and groups_between and any_nonzero(added_pj):
+    if output and not compute and between and any_nonzero(added_pj):
         # Merges are the partial sums that all PEs drain minus those that are left after merging. The
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
-        for merged, pj in ((common, added_pj), (common | groups_between, -added_pj)):
+        for merged, pj in ((common, added_pj), (common | between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)
     return found, low, outer, outer_low

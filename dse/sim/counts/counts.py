@@ -18,6 +18,7 @@ from dse.sim.counts.terms import (
     Row,
     Term,
     Wiring,
+    additions,
     crossing,
     direct_elems,
     fills,
@@ -160,10 +161,12 @@ def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
 def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> Formulas:
     """Returns the formulas of a nest's counts, the same for all tile sizes, rows in the order of its nodes.
 
-    For the node of a tensor at level L: reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts).
+    For the node of a tensor at level L: reads_L = R - S + A + W', writes_L = W + R' - S' (docs/model.md,
+    Counts).
     R, W: reads and writes that the node serves inward
     R', W': the node's own fills and drains
     S, S': skipped first reads of an output, as served and as filled
+    A: reads with which the node adds what PEs write to what others wrote before (`additions`)
 
     whole_einsum: as in `nest_sums`
     """
@@ -184,6 +187,8 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
                 "read",
                 [serves(s, link, one_instance, skip=skip) for one_instance in (False, True)],
             )
+        if output and len(skips) > 1:
+            add(link.parent, "read", [additions(s, link, one_instance) for one_instance in (False, True)])
         if output:
             add(link.parent, "write", [writes(s, link, one_instance) for one_instance in (False, True)])
         for skip in skips if link.child else ():

@@ -29,7 +29,8 @@ TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 # ONE: 1, for costs that do not depend on tiles.
 # WORDS: words of tiles. ROWS: rows of compressed tiles.
 # POINTS: accesses of compute.
-# `NODE_FIRST_READS`, `COMPUTE_FIRST_READS`: first reads that are skipped, of a node and of compute.
+# `NODE_FIRST_READS`, `COMPUTE_FIRST_READS`: first reads that are skipped, of a node and of compute; PEs of a
+#     group in the mask, and of one that does not reduce and is in the mask of irrelevant ranks, count once.
 # `NONZERO_OUTPUTS`: elements of the output, once per position of inputs with zeros (terms.sparse).
 # `FIRST_FILLS`, `LAST_DRAINS`: words of the first tiles that are fetched, and of the last tiles that are
 # drained.
@@ -99,6 +100,7 @@ class Pool(NamedTuple):
     first_tile: Ints  # [R] first tile of a rank
     largest_tile: Ints  # [n] the largest tile of the same unrolling and position
     groups_outside: Ints  # [B + 1] mask of all groups at so many outermost boundaries
+    unreduced: int  # mask of the groups whose PEs do not add up their partial sums on the way outwards
 
 
 class Machine(NamedTuple):
