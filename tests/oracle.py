@@ -170,6 +170,9 @@ class Walk:
 
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
+        # the first word that is read of an operand at a level is waited for
+        if action == "read" and tensor != self.e.output.tensor and self.latency.get(level):
+            self.tally.total["-", level, "wait"] = 1
         self.tally.lanes.setdefault(
             tuple(
                 lane
@@ -222,6 +225,7 @@ class Walk:
         """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else
         where it sinks to.
         """
+        self.latency = {level.name: level.latency_ns for level in self.arch.levels}
         self.resting = [[] for _ in range(len(self.mapping.nodes) + 1)]
         begun = set()
         for i, node in enumerate(self.mapping.nodes):
@@ -511,4 +515,6 @@ def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
             else:
                 ports[level, action] += n
         busiest |= {port: max(n, busiest.get(port, 0)) for port, n in ports.items()}
-    return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}
+    waits = sum(n for (_, _, action), n in tally.total.items() if action == "wait")
+    folds = {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}
+    return busiest | folds | ({("-", "wait"): waits} if waits else {})

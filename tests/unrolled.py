@@ -66,6 +66,8 @@ class Program:
     nodes: list[Node]
     blocks: list[Work]
     moved: Counter[tuple[int, Lane, str, str]]  # elements per (level, instance, tensor, action)
+    # cycles from a request to its first word, of each level at which an operand stands
+    begins: tuple[Fraction, ...] = ()
 
 
 def program(mapping: Mapping, e: Einsum, arch: Arch) -> Program:
@@ -74,7 +76,15 @@ def program(mapping: Mapping, e: Einsum, arch: Arch) -> Program:
     unroller.go(0, {(): {rank: (0, n) for rank, n in e.extents}})
     unroller.close()
     return Program(
-        tuple(level.double_buffer for level in arch.levels), unroller.nodes, unroller.blocks, unroller.moved
+        tuple(level.double_buffer for level in arch.levels),
+        unroller.nodes,
+        unroller.blocks,
+        unroller.moved,
+        tuple(
+            Fraction(level.latency_ns) * Fraction(arch.clock_ghz)
+            for level in arch.levels
+            if level.latency_ns and any(Store(level.name, p.tensor) in mapping.nodes for p in e.inputs)
+        ),
     )
 
 

@@ -126,6 +126,21 @@ class SolverOptions:
             f"({without_ports(memories)})"
         )
 
+    def latency_refused(self, memories: Sequence[str]) -> str:
+        """Returns why these options do not go with memories whose first words take time
+        (`memory.latency_ns`), with the fix; "": they do. memories: names of those, at least one.
+        """
+        if not (refused := self._first_other("unfused")):
+            return ""
+        keys, without = (
+            sep.join(text.format(name) for name in memories)
+            for sep, text in ((", ", "{}.latency_ns"), (" ", "--set {}.latency_ns=0"))
+        )
+        return (
+            f"{refused} does not count waits for first words ({keys}): mappers do, for unfused schedules of "
+            f"each machine by itself; leave it out, or latency_ns ({without})"
+        )
+
     def sharing_refused(self, memories: Sequence[str]) -> str:
         """Returns why these options do not go with memories of which PEs along dimensions share one instance
         (`memory.along`), with the fix; "": they do. memories: names of those, at least one.

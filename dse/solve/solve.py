@@ -178,15 +178,17 @@ def solve(
 
 def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     """Raises ValueError, one line, where widths of elements (`bits` of a memory) would not be priced, ports
-    that serve some tensors not be timed, or rules for mappings (`mapping` of the machine, `solver.mapping`)
-    not be obeyed: by these options, on a machine that prices layouts, or where a rule of the solver names
-    nothing of the workload or tells equal einsums apart, which are mapped once.
+    that serve some tensors or first words not be timed, or rules for mappings (`mapping` of the machine,
+    `solver.mapping`) not be obeyed: by these options, on a machine that prices layouts, or where a rule of
+    the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
     if widths := arch.with_widths():
         refused = (options.widths_refused(widths), *(compressed_width(e, arch) for e in workload.einsums))
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
     if (ports := arch.with_ports()) and (line := options.ports_refused(ports)):
+        raise ValueError(line)
+    if (waits := arch.with_latency()) and (line := options.latency_refused(waits)):
         raise ValueError(line)
     if (sharing := arch.with_sharing()) and (line := options.sharing_refused(sharing)):
         raise ValueError(line)

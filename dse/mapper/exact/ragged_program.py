@@ -120,6 +120,8 @@ def unsupported(e: Einsum, arch: Arch) -> str:
         return "a level gives elements a width of their own"
     if arch.with_ports():
         return "ports of a level serve some tensors, or writes at another rate than reads"
+    if arch.with_latency():
+        return "first words of a level take time"
     if arch.with_sharing():
         return "PEs along some dimensions of the array share a memory"
     if levels[0].bypass or len(may_keep(e, levels[0])) < len(e.tensors()):

@@ -46,6 +46,7 @@ from dse.sim.counts.actions import (
     bits_of,
     elem_cycles,
     fill_cycles,
+    first_word_cycles,
     fold_cycles,
     op_cycles,
     op_pj,
@@ -330,8 +331,17 @@ def _read_machines(
         tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
     machine = _machine(problems, tensors, _parts(structure, exposed), constraints, max_cycles)
-    base = _base(e, structure, exposed)
-    return MachineInput(problems, machine, _terms([one.arch for one in problems], form, base, e))
+    terms = _terms([one.arch for one in problems], form, _base(e, structure, exposed), e)
+    if arch.with_latency():
+        # first words of levels at which some input stands whatever the mapping
+        sets = [_holder_sets(e, arch, constraints, p.tensor) for p in e.inputs]
+        always = [any(all(own >> v & 1 for own in masks) for masks in sets) for v in range(len(arch.levels))]
+        cycles = np.array([[first_word_cycles(v, one.arch) for v in arch.levels] for one in problems])
+        machine = machine._replace(first_word=np.where(always, 0.0, cycles))
+        base = terms.base.copy()
+        base[:, state.RAMP] += np.where(always, cycles, 0.0).sum(axis=1)
+        terms = terms._replace(base=base)
+    return MachineInput(problems, machine, terms)
 
 
 def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
@@ -341,7 +351,9 @@ def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
         return machines
     return MachineInput(
         [problems[j] for j in at.tolist()],
-        machine._replace(leak=machine.leak[at], max_cycles=machine.max_cycles[at]),
+        machine._replace(
+            leak=machine.leak[at], max_cycles=machine.max_cycles[at], first_word=machine.first_word[at]
+        ),
         terms._replace(
             link_coef=terms.link_coef[at],
             sum_coef=terms.sum_coef[at],
@@ -922,6 +934,7 @@ def _machine(
         ),
         waits_at_ends=any(span.fills_end < span.drains_end for span in parts.exposed),
         objective=OBJECTIVES[problem.objective],
+        first_word=np.zeros((len(problems), len(arch.levels))),
         most_bits=np.array(
             [
                 [

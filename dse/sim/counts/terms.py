@@ -119,6 +119,7 @@ class Wiring:
     gathers: bool = False  # fills bring in parts of a tile (`gathered`)
     # (level, dimensions along which PEs share one instance of it), of levels that have such dimensions
     shared: tuple[tuple[str, frozenset[str]], ...] = ()
+    waits: frozenset[str] = frozenset()  # levels whose first words take time
 
     def has_own(self, node: Store | None, at: int, i: int, loop: Loop) -> bool:
         """True if PEs of the spatial loop at position i each have an instance of what the node at position
@@ -179,6 +180,7 @@ def wiring(arch: Arch) -> Wiring:
             for level in arch.levels
             if any(level.name in levels for f in arch.fanouts for levels in f.shared)
         ),
+        frozenset(level.name for level in arch.levels if level.latency_ns),
     )
 
 
@@ -282,8 +284,8 @@ class Sparse:
 
     If q < 1, the element is still written once, as a zero. Every PE that adds to an element skips its first
     read of it. If one PE computes all K combinations, min(q, 1) reads are skipped; if K PEs compute one each,
-    min(q, K); between, the number is interpolated linearly. PEs that do not reduce count as one at a memory
-    (End.MEMORY).
+    min(q, K); between, the number is interpolated linearly. At a memory, PEs that do not reduce count as one
+    (`additions`).
     """
 
     writes: float  # extra writes per combination
@@ -619,7 +621,7 @@ def _pe_rule(
     count once; PEs that share an instance of the child count once at both ends (they want the same tile:
     nest.py, `unrollable`).
 
-    counted_ranks: ranks along which all PEs count at End.MEMORY
+    counted_ranks: ranks along which all PEs count at a memory
     """
     shared = {name: reduce if link.is_output else multicast for name, multicast, reduce in s.wires.dims}
     unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e)

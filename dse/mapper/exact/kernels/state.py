@@ -19,7 +19,7 @@ from workloads.arrays import Bools, Floats, Ints
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 # Parts of a cost: PJ is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill
-# and empty. The parts of ports follow (Machine.ports, exposed, through).
+# and empty, and of waits for first words. The parts of ports follow (Machine.ports, exposed, through).
 PJ, STEPS, RAMP = 0, 1, 2
 FEW_MACHINES = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
 MAX_BOUNDARIES = 3  # fan-out boundaries whose PEs tighten the bounds of boxes (`spatial_search.Trees`)
@@ -134,6 +134,8 @@ class Machine(NamedTuple):
     # all nodes of the position may pay: tiles outside do not sink below them, so they are not stored twice
     loop_positions: Ints
     waits_at_ends: bool  # whether first fills and last drains are waited for at some level
+    # [J, V] cycles to the first word of a level; 0 where some input stands there whatever the mapping
+    first_word: Floats
     # [X, V] bits of one tile of a tensor at a level, at most, counted in `bits` (constraints; inf: no limit)
     most_bits: Floats
     objective: int  # ENERGY, LATENCY or EDP
