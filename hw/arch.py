@@ -514,6 +514,7 @@ class Memory:
     leak_mw: Cost | None = None  # of one instance, all banks and channels
     area_mm2: Cost | None = None  # of one instance, all banks and channels
     cycle_ns: Positive | None = None  # sram: minimum time between two accesses of an array
+    latency_ns: Cost | None = None  # from a request to its first word; None: none
     # shared, separate, or which roles are read and written through each
     ports: Ports = "shared"
     # True: the next tile is filled into space of its own while this one is used; False: work inside stalls
@@ -713,6 +714,7 @@ class Level:
     access: Access | None = role_field("layout", None)
     # (role, bits of an element) of the tensors whose elements have a width of their own at this level
     bits: tuple[tuple[str, int], ...] = role_field("structure", ())
+    latency_ns: float = role_field("structure", 0.0)  # from a request to its first word
 
     def elem_bits(self, tensor_role: str, elsewhere: int) -> int:
         """Returns the bits of an element of a tensor of a role at this level. elsewhere: its bits at levels
@@ -896,6 +898,10 @@ class Arch:
         own, by their names in machine files.
         """
         return [level.name.lower() for level in self.levels if not isinstance(level.ports, str)]
+
+    def with_latency(self) -> list[str]:
+        """Returns the levels whose first words take time, by their names in machine files."""
+        return [level.name.lower() for level in self.levels if level.latency_ns]
 
     def with_sharing(self) -> list[str]:
         """Returns the levels of which PEs along some dimension of an array share one instance, by their names

@@ -72,6 +72,7 @@ class Columns:
     # [n, V, roles] bits of an element by role, in the order of ROLES (`Level.bits`); 0: as elsewhere
     elem_bits: Ints
     separate: NDArray[np.bool_]  # [n, V] whether reads and writes have separate ports
+    latency_ns: Floats  # [n, V] from a request to its first word
     # [n, V, roles] where a level says which port serves what: the port of reads of inputs, of writes of
     # outputs, else -1; the rate of that port over the level's
     own_port: Ints
@@ -329,7 +330,7 @@ class Table:
         sizes, multicast, reduce = (
             np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3)
         )
-        *of_levels, width_bits, separate, capacity, leak, area = (
+        *of_levels, width_bits, separate, latency_ns, capacity, leak, area = (
             np.stack(column, axis=1) for column in zip(*levels, strict=True)
         )
         by_role = [of_levels[i - 3 * len(ROLES) :][: len(ROLES)] for i in (0, len(ROLES), 2 * len(ROLES))]
@@ -363,6 +364,7 @@ class Table:
             width_bits.astype(np.int64),
             elem_bits.astype(np.int64),
             separate.astype(bool),
+            latency_ns,
             own_port.astype(np.int64),
             port_times,
             capacity,
@@ -406,7 +408,7 @@ def _maker(
     node = template.nodes[i]
     level_fields, compute_fields = (fields_of(kind, *COLUMN_ROLES) for kind in (Level, Compute))
     width = (
-        len(level_fields) + 3 * len(ROLES) + 6
+        len(level_fields) + 3 * len(ROLES) + 7
         if isinstance(node, Memory)
         else 3 * len(node.dims) + 1
         if isinstance(node, Array)
@@ -430,6 +432,7 @@ def _maker(
                 *(times for _, times in ports),
                 level.width_bits,
                 level.ports == "separate",
+                level.latency_ns,
                 capacity,
                 level.leak_mw,
                 level.area_mm2,

@@ -982,6 +982,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         may_keep=node.may_keep,
         access=_access(node, clock_ghz),
         bits=node.bits,
+        latency_ns=node.latency_ns or 0.0,
     )
 
 

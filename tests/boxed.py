@@ -36,7 +36,7 @@ class Walked:
         self.updates = [[step for step in reversed(b.steps) if not step.repl] for b in self.buffers]
         self.trips = [[self.iterations(v, step) for step in own] for v, own in enumerate(self.updates)]
         self.total, self.each, self.hops = Counter(), {}, Counter()
-        self.held, self.met = {}, {}
+        self.held, self.met, self.begun, self.written = {}, {}, {}, set()
         self.joins = {
             name: (multicast, reduce)
             for f in arch.fanouts
@@ -142,6 +142,7 @@ class Walked:
                 fresh = new - known if self.buffers[outer].level in self.skips else set()
                 known |= new
                 new -= fresh
+                self.begun.setdefault(key, set()).update(fresh)
             wanted[lanes], self.held[key] = new, now
         name, outside = self.buffers[v].level, self.buffers[outer].level
         for elements, action, other in (
@@ -153,6 +154,7 @@ class Walked:
             self.add_joint(outside, tensor, other, border, elements, v)
             self.travel(v, outer, tensor, border, elements)
         if tensor == self.e.output.tensor:
+            self.add_again(outside, tensor, border, gone, v)
             alike = {}
             for lanes, own in gone.items():
                 alike.setdefault(lanes[:border], []).append(own)
@@ -173,6 +175,24 @@ class Walked:
             asked.setdefault(alone, set()).update(own)
         for alone, own in asked.items():
             self.add(level, tensor, action, alone[:border], len(own))
+
+    def add_again(self, level, tensor, border, gone, v) -> None:
+        """What buffers that began with zero drain is added to what others drained before, and read for it."""
+        steps = [step for own in self.stacks[: v + 1] for step in own]
+        asked = {}
+        for lanes, own in gone.items():
+            begun = self.begun.get((v, tensor, lanes), set())
+            alone = tuple(
+                -1 if i >= border and self.joins[steps[i].over][True] else n for i, n in enumerate(lanes)
+            )
+            asked.setdefault(alone, set()).update(own & begun)
+            begun -= own
+        for alone, own in asked.items():
+            there = v, alone[:border]
+            self.add(
+                level, tensor, "read", alone[:border], len({x for x in own if (there, x) in self.written})
+            )
+            self.written |= {(there, x) for x in own}
 
     def travel(self, v, outer, tensor, border, elements) -> None:
         """Links of a mesh between two levels: of each element to, or from, all buffers that it comes to at
@@ -313,10 +333,8 @@ class Walked:
         for tensor, v in innermost.items():
             p, output = self.tensors[tensor], tensor == self.e.output.tensor
             element = tuple(sum(c * env[rank] for rank, c in d.terms) for d in p.dims)
-            fresh = output and self.buffers[v].level in self.skips and (lanes, element) not in seen
-            if output:
-                seen.add((lanes, element))
             border = sum(len(own) for own in self.stacks[: v + 1])
+            fresh = output and self.buffers[v].level in self.skips and (lanes[:border], element) not in seen
             dims = {named(d) for d in p.dims}
             if any(
                 n > 0 and self.joins[step.over][output] and not dims & {dim for dim, _ in step.moves}
@@ -326,6 +344,7 @@ class Walked:
             if not fresh:
                 self.add(self.buffers[v].level, tensor, "read", lanes[:border], 1)
             if output:
+                seen.add((lanes[:border], element))
                 self.add(self.buffers[v].level, tensor, "write", lanes[:border], 1)
 
 

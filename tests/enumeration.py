@@ -451,15 +451,17 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         again: frozenset[str] = frozenset(),
     ) -> list[tuple[float, list[int]]]:
         """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not
-        see, one lane counts; lanes: which, if not the first. skip: only the first iterations in time, but of
-        ranks that p sees or that are in `again`.
+        see, one lane counts ([3, above]: and of ranks whose lanes are at other nonzeros, else as those that p
+        sees); lanes: which, if not the first. skip: only the first iterations in time, but of ranks that p
+        sees or that are in `again`.
         """
         seen = p.ranks()
         # lanes at other nonzeros
         apart = set() if clip else {rank for q in e.inputs if q.density < 1 for rank in q.ranks()}
 
         def firsts(rank: str) -> tuple[int, ...]:
-            own = first_of[0] if rank in seen | apart else first_of[1]
+            own = first_of[0] if rank in seen else first_of[1]
+            own = first_of[2 % len(first_of)] if rank in apart - seen else own
             return tuple(
                 (lanes.get((rank, j), 0) if own[j] else EVERY)
                 if s.kinds[j]
@@ -560,6 +562,15 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                             )
                         ],
                     ]
+                    # the first reads of a memory: once for all lanes that add to an element there
+                    once = [
+                        serve[0],
+                        [mine or between for mine, between in zip(serve[1], crossed, strict=False)],
+                    ]
+                    added = [
+                        mine or (between and not shared[kind - 1])
+                        for kind, mine, between in zip(s.kinds, serve[0], crossed, strict=False)
+                    ]
                     own_tiles = [
                         [busiest and mine for mine in inner_own],
                         [(busiest and mine) or one for mine, one in zip(inner_own, merged, strict=True)],
@@ -572,8 +583,9 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                             prod(n for rank, n in e.extents if rank in places - p.ranks()),
                             overlap(e),
                         )
-                        ((_, met),) = terms(p, above, False, serve, True, above_parent, places)
-                        ((_, begun),) = terms(p, above, False, serve, True, above_parent)
+                        of = once if skip else serve
+                        ((_, met),) = terms(p, above, False, of, True, above_parent, places)
+                        ((_, begun),) = terms(p, above, False, [*once, added], True, above_parent)
                         draft.add(
                             met,
                             column(v, "read", p.tensor, instance, -first)
@@ -583,7 +595,8 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         draft.add(begun, column(v, "read", p.tensor, instance, -each_lane if skip else 0.0))
                         if skip:
                             continue
-                    for scale, own in terms(p, above, child is not None, serve, skip, above_parent):
+                    of = once if skip else serve
+                    for scale, own in terms(p, above, child is not None, of, skip, above_parent):
                         for action in ("read", "write") if output and not skip else ("read",):
                             draft.add(own, column(v, action, p.tensor, instance, sign * scale))
                     if child:

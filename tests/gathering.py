@@ -82,10 +82,9 @@ class Gathering(Walk):
             if not (loop.rank == "m" and i > parent_at and flags.get(loop.over, False))
         )
 
-    def fill(self, at, node, tensor, parent, elements, output) -> None:  # type: ignore[no-untyped-def]
+    def fill(self, at, node, tensor, parent, elements, output):  # type: ignore[no-untyped-def]
         if tensor.tensor != "X":
-            super().fill(at, node, tensor, parent, elements, output)
-            return
+            return super().fill(at, node, tensor, parent, elements, output)
         parent_at, level = parent
         rows = slice(*self.envs[at]["m"])
         wanted = [(k, *rest) for k, *rest in elements if self.a[rows, k].any()]
@@ -94,6 +93,7 @@ class Gathering(Walk):
         if not self.share(tensor, parent):
             self.parents[level, node.level, "together"] += len(elements)
         self.served.setdefault((level, node.level, at, self.moment(at, parent_at)), set()).update(wanted)
+        return []
 
 
 def walked(mapping: Mapping, e: Einsum, arch: Arch, a: Bools) -> Gathering:

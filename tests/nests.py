@@ -232,6 +232,14 @@ def shared(arch: Arch, rng: Random) -> Arch:
     return replace(arch, fanouts=fanouts)
 
 
+def slow_to_answer(arch: Arch, rng: Random) -> Arch:
+    """The machine with memories some of whose first words take time."""
+    times = [rng.choice([0.0, 1.0, 2.5, 7.0, 40.0]) for _ in arch.levels]
+    times[rng.randrange(len(times))] = rng.choice([0.5, 3.0])
+    levels = tuple(replace(level, latency_ns=ns) for level, ns in zip(arch.levels, times, strict=True))
+    return replace(arch, levels=levels)
+
+
 def split_roles(arch: Arch, rng: Random) -> Arch:
     """The machine with levels inside of its arrays that keep one kind of tensors each, so that they need not
     be nested.
@@ -259,10 +267,12 @@ def alike_ranks(e: Einsum, arch: Arch, dim: str) -> set[str]:
 
 def drawn_from(arch: Arch, e: Einsum, *salt: str) -> Random:
     """Random numbers from the values of both, so that what else is drawn stays as it is, and no field's name
-    matters. Levels without widths of their own (`bits`, the last field), arrays without memories that PEs
-    share (`shared`) and computes that gate nothing (`gates`) are told as if there were none.
+    matters. Levels without widths of their own (`bits`) or waits (`latency_ns`, the last field), arrays
+    without memories that PEs share (`shared`) and computes that gate nothing (`gates`) are told as if there
+    were none.
     """
     name, levels, fanouts, compute, *rest = astuple(arch)
+    levels = tuple(level if level[-1] else level[:-1] for level in levels)
     levels = tuple(level if level[-1] else level[:-1] for level in levels)
     fanouts = tuple(f if f[-1] else f[:-1] for f in fanouts)
     compute = compute if compute[-1] else compute[:-1]

@@ -106,6 +106,7 @@ class Walk:
     tally: Tally = field(default_factory=Tally)
     seen: set = field(default_factory=set)
     met: set = field(default_factory=set)
+    written: set = field(default_factory=set)
     elements: set = field(default_factory=set)
     holders: dict = field(default_factory=dict)  # tensor -> [(position, level)], outermost first
     lanes: list = field(default_factory=list)  # (position, loop, lane)
@@ -122,15 +123,20 @@ class Walk:
         own_level = alone(self.arch, level)
         if any(lane > 0 and loop.over in own_level for _, loop, lane in self.lanes):
             return True
-        flags = {}
-        for f in self.arch.fanouts:
-            for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
-                flags[name] = reduce if tensor.tensor == self.e.output.tensor else multicast
+        flags = self.together(tensor)
         own = {rank for dim in tensor.dims for rank, _ in dim.terms} | apart
         return any(
             lane > 0 and self.inside(at, loop, parent) and loop.rank not in own and flags[loop.over]
             for at, loop, lane in self.lanes
         )
+
+    def together(self, tensor: Projection) -> dict:
+        """Whether lanes along each dimension may share an access to a tensor."""
+        flags = {}
+        for f in self.arch.fanouts:
+            for (name, _), multicast, reduce in zip(f.dims, f.multicast, f.reduce, strict=True):
+                flags[name] = reduce if tensor.tensor == self.e.output.tensor else multicast
+        return flags
 
     def inside(self, at: int, loop: Loop, parent: tuple[int, str]) -> bool:
         """Whether the lanes of a loop stand inside of one instance of a node's level."""
@@ -164,6 +170,9 @@ class Walk:
 
     def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
         self.tally.total[level, tensor, action] += n
+        # the first word that is read of an operand at a level is waited for
+        if action == "read" and tensor != self.e.output.tensor and self.latency.get(level):
+            self.tally.total["-", level, "wait"] = 1
         self.tally.lanes.setdefault(
             tuple(
                 lane
@@ -216,6 +225,7 @@ class Walk:
         """Where the tile that each node holds is seen: the node itself if it is its tensor's first, else
         where it sinks to.
         """
+        self.latency = {level.name: level.latency_ns for level in self.arch.levels}
         self.resting = [[] for _ in range(len(self.mapping.nodes) + 1)]
         begun = set()
         for i, node in enumerate(self.mapping.nodes):
@@ -285,10 +295,10 @@ class Walk:
         tensor = next(p for p in self.e.tensors() if p.tensor == node.tensor)
         chain = self.holders.setdefault(node.tensor, [])
         output = node.tensor == self.e.output.tensor
-        elements = self.box(tensor, env, clip=True)
+        elements, begun = self.box(tensor, env, clip=True), []
         if chain:
             self.reached = len(self.box(tensor, env, clip=False))
-            self.fill(at, node, tensor, chain[-1], elements, output)
+            begun = self.fill(at, node, tensor, chain[-1], elements, output)
         chain.append((at, node.level))
         self.go(at + 1, env)
         chain.pop()
@@ -299,6 +309,8 @@ class Walk:
             self.merge(chain[-1], tensor, elements)
             if not self.share(tensor, chain[-1], node.level):
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
+                added = [x for x in begun if not self.first_there(at, chain[-1], x)]
+                self.add(parent_at, parent, node.tensor, "read", self.words(tensor, added))
 
     def merge(self, parent: tuple[int, str], tensor: Projection, elements: list) -> None:
         """The sums of all lanes but the first along ranks that the tensor does not see are added to another
@@ -314,19 +326,40 @@ class Walk:
 
     def fill(
         self, at: int, node: Store, tensor: Projection, parent: tuple, elements: list, output: bool
-    ) -> None:
+    ) -> list:
+        """What is not there is brought in; the elements that begin with zero are returned."""
         parent_at, level = parent
         self.still(tensor, level, node.level)
         if any(lane and loop.over in alone(self.arch, node.level) for _, loop, lane in self.lanes):
-            return
-        wanted = [x for x in elements if not (output and self.fresh(at, level, x))]
+            return []
+        begun = [x for x in elements if output and self.fresh(at, level, x)]
+        wanted = [x for x in elements if x not in set(begun)]
         self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted))
         if not self.share(tensor, parent, node.level):
             self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted))
+        return begun
+
+    def skips(self, level: str) -> bool:
+        return next(v for v in self.arch.levels if v.name == level).skip_first_read
+
+    def first_there(self, at: int, memory: tuple[int, str], element: tuple) -> bool:
+        """The first time that anything is written to an element at one instance of a memory (position,
+        level): there is nothing yet that it could be added to. Lanes whose sums are added up on the way (each
+        at its own nonzeros they are not, and each begins anew) are told apart. at: where the sums come from.
+        """
+        joined = self.together(self.e.output)
+        apart = tuple(
+            (position, lane)
+            for position, loop, lane in self.lanes
+            if joined[loop.over] or not self.inside(position, loop, memory)
+        )
+        new = (at, apart, element) not in self.written
+        self.written.add((at, apart, element))
+        return new
 
     def fresh(self, at: int, level: str, element: tuple) -> bool:
         """The first time that this lane meets the element: it starts from zero, nothing is read."""
-        if not next(v for v in self.arch.levels if v.name == level).skip_first_read:
+        if not self.skips(level):
             return False
         key = (
             at,
@@ -347,14 +380,19 @@ class Walk:
             at, level = self.holders[tensor.tensor][-1]
             (element,) = self.box(tensor, env, clip=False)
             output = tensor.tensor == self.e.output.tensor
-            skip = output and self.fresh(len(self.mapping.nodes), level, element)
+            skip = (
+                output
+                and self.skips(level)
+                and self.first_there(len(self.mapping.nodes), (at, level), element)
+            )
             self.reached = 1
             self.still(tensor, level, "")
             met = output and self.meets(element, env)
+            met_there = output and self.meets(element, env, (at, level))
             if self.share(tensor, (at, level), apart=self.apart()):
                 continue
             if output and share < 1 and tensor.format == "dense":
-                self.add_up(at, level, tensor, skip, met, share)
+                self.add_up(at, level, tensor, skip, met, met_there, share)
                 continue
             if not skip:
                 self.add(
@@ -367,11 +405,19 @@ class Walk:
             if output:
                 self.add(at, level, tensor.tensor, "write", share)
 
-    def meets(self, element: tuple, env: dict) -> bool:
-        """Whether this lane meets the element at these places of operands with zeros for the first time."""
+    def meets(self, element: tuple, env: dict, memory: tuple[int, str] | None = None) -> bool:
+        """Whether this lane meets the element at these places of operands with zeros for the first time; or,
+        of a memory (as in `first_there`), whether it does.
+        """
+        joined = self.together(self.e.output)
         places = tuple((rank, env[rank][0]) for rank in sorted(self.apart() - self.own_ranks()))
-        others = tuple((at, lane) for at, loop, lane in self.lanes if loop.rank not in self.apart())
-        key = (element, places, others)
+        others = tuple(
+            (at, lane)
+            for at, loop, lane in self.lanes
+            if loop.rank not in self.apart()
+            and (memory is None or joined[loop.over] or not self.inside(at, loop, memory))
+        )
+        key = (element, places, others, memory is None)
         new = key not in self.met
         self.met.add(key)
         return new
@@ -392,13 +438,16 @@ class Walk:
     def own_ranks(self) -> frozenset:
         return frozenset(rank for dim in self.e.output.dims for rank, _ in dim.terms)
 
-    def add_up(self, at: int, level: str, tensor: Projection, skip: bool, met: bool, share: float) -> None:
+    def add_up(
+        self, at: int, level: str, tensor: Projection, skip: bool, met: bool, met_there: bool, share: float
+    ) -> None:
         """A product that is nonzero with probability `share` is added to an element that other places of
         operands with zeros add to as well.
 
         q of its K places are expected to be nonzero: below 1, the element is written as a zero with
         probability 1 - q, here spread over its K places. It is first written, and not read, min(q, 1) times
-        where one lane does all, q times where K lanes do one each; between, on the line between.
+        where one lane does all, q times where K lanes do one each, whose sums the network adds up; between,
+        on the line between.
         """
         places, iterations = 1, 1
         for rank, n in self.e.extents:
@@ -406,8 +455,8 @@ class Walk:
             iterations *= n if rank in self.own_ranks() else 1
         expected = share * places * iterations / self.distinct()
         each_lane = (min(expected, places) - min(expected, 1)) / (places - 1) if places > 1 else 0
-        skips = next(v for v in self.arch.levels if v.name == level).skip_first_read
-        first = (met * (min(expected, 1) - each_lane) / places + skip * each_lane) if skips else 0
+        first = met_there * (min(expected, 1) - each_lane) / places + skip * each_lane
+        first = first if self.skips(level) else 0
         self.add(at, level, tensor.tensor, "read", share - first)
         self.add(at, level, tensor.tensor, "write", share + met * max(1 - expected, 0) / places)
 
@@ -466,4 +515,6 @@ def port_bits(tally: Tally, e: Einsum, arch: Arch) -> dict:
             else:
                 ports[level, action] += n
         busiest |= {port: max(n, busiest.get(port, 0)) for port, n in ports.items()}
-    return busiest | {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}
+    waits = sum(n for (_, _, action), n in tally.total.items() if action == "wait")
+    folds = {(level, action): n for (level, _, action), n in tally.total.items() if action == "fold"}
+    return busiest | folds | ({("-", "wait"): waits} if waits else {})

@@ -200,7 +200,7 @@ def streams(
         if not output:
             found["read"].box(places.read(index), bits, a)
             continue
-        if not own.skip_first_read or again or (p.partial_ranks() and box & written):
+        if not own.skip_first_read or again or box & written:
             found["read"].box(places.read(index), bits, a)
         found["write"].box(places.written(index), bits, a)
         written |= box

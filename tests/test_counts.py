@@ -132,7 +132,7 @@ def energy_pj(tally: Tally, e: Einsum, arch: Arch) -> float:
             total += n * {"mac": arch.compute.mac_pj, "copy": 0.0}.get(e.kind, arch.compute.alu_pj)
         elif action == "merge":
             total += n * arch.compute.merge_pj
-        elif action != "fold":
+        elif action not in ("fold", "wait"):
             total += (
                 n
                 * width(level, tensor, e, arch)

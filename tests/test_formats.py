@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.mapper.exact.optimal import optimal
+from dse.mapper.exact.search import search
 from dse.mapping.nest import parse
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound
@@ -71,6 +72,26 @@ def formats_of(seed: int, most: int) -> Problem:
 @given(st.integers(0, 2**32))
 def test_answers_are_those_of_an_enumeration(seed: int) -> None:
     assert [line for one in answers(seed, "formats", formats_of(seed, 2000)) for line in one.wrong] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_counts_sums_of_pes_at_different_nonzeros_as_the_evaluator(seed: int) -> None:
+    """PEs that do not reduce add to one element of a memory outside, which only the first of them need not
+    read; each of those that reduce begins anew.
+    """
+    rng = Random(f"sums/{seed}")
+    sizes, density = {"m": rng.choice([1, 2]), "k": rng.choice([4, 6, 8])}, rng.choice([0.3, 0.5, 0.75])
+    e = einsum("Y[m] += A[m,k] * X[k]", sizes, format={"A": "coo"}, density={"A": density})
+    acc = Level("ACC", 16, 8, 1.0, 1.0, may_keep=("output",))
+    array = Fanout("PE", 2, (("X", 2), ("Y", 2)), (True, True), (seed % 2 == 0, False))
+    levels = (Level("DRAM", None, 8, 20.0, 20.0, bypass=False), acc)
+    problem = Problem(Arch("sums", levels, (array,), Compute(1.0, 1.0), 1.0, 8, overlap="free"), e, "edp")
+    found = search(problem, "perfect")
+    assert found.mapping
+    cost = einsum_cost(problem, found.mapping)
+    assert isinstance(cost, EinsumCost)
+    assert cost.latency_cycles < e.points() * density  # several PEs work
+    assert found.lower_bound == pytest.approx(cost.energy_pj * cost.latency_cycles, rel=1e-9)
 
 
 def test_bits_by_hand() -> None:

@@ -28,6 +28,7 @@ with single and double buffers does:
   level inside has drained into it; drains go in order.
 * A partial sum is read back after it has been written: a fill of elements that the tile before still drains
   waits for that drain.
+* First words of levels come one level after the other, before all else; all later requests were sent ahead.
 * A tile with nothing to fetch (padding, a first partial sum) needs its room when it is first written; no
   other transfer waits. Dense tensors only; systolic ramps and the vector unit are left to the closed form.
 """
@@ -151,6 +152,8 @@ class Planner:
         self.announced: dict[tuple[int, int], int] = {}  # (level, boundary): the gate then
         self.filled: dict[int, dict[int, int]] = {node.at: {} for node in p.nodes}  # by boundary
         self.drains: dict[int, list[int]] = {node.at: [] for node in p.nodes}
+        for v, cycles in enumerate(p.begins):
+            self.after = self.s.add({(v, (), "first word"): cycles}, [self.after])
         for b in range(len(p.blocks) + 1):
             opened = self.drain(b)
             rooms = self.fill(b, opened)

@@ -66,6 +66,8 @@ class Program:
     nodes: list[Node]
     blocks: list[Work]
     moved: Counter[tuple[int, Lane, str, str]]  # elements per (level, instance, tensor, action)
+    # cycles from a request to its first word, of each level at which an operand stands
+    begins: tuple[Fraction, ...] = ()
 
 
 def program(mapping: Mapping, e: Einsum, arch: Arch) -> Program:
@@ -74,7 +76,15 @@ def program(mapping: Mapping, e: Einsum, arch: Arch) -> Program:
     unroller.go(0, {(): {rank: (0, n) for rank, n in e.extents}})
     unroller.close()
     return Program(
-        tuple(level.double_buffer for level in arch.levels), unroller.nodes, unroller.blocks, unroller.moved
+        tuple(level.double_buffer for level in arch.levels),
+        unroller.nodes,
+        unroller.blocks,
+        unroller.moved,
+        tuple(
+            Fraction(level.latency_ns) * Fraction(arch.clock_ghz)
+            for level in arch.levels
+            if level.latency_ns and any(Store(level.name, p.tensor) in mapping.nodes for p in e.inputs)
+        ),
     )
 
 
@@ -128,6 +138,8 @@ class Unroller:
                 self.holder[node.tensor] = self.order[node.level], i
         self.resting = [[n for n in self.nodes if n.rest == i] for i in range(len(self.steps) + 1)]
         self.seen: set[tuple[int, Lane, tuple[int, ...]]] = set()
+        # (node, lane, element) that began with zero and has not drained yet
+        self.begun: set[tuple[int, Lane, tuple[int, ...]]] = set()
         self.trip: dict[int, int] = {}
         self.outer: dict[int, dict[Lane, int]] = {}
         self.blocks: list[Work] = []
@@ -200,7 +212,9 @@ class Unroller:
                 spans[d] = before, spans[d][1]
             wanted = elements(node.tensor, spans)
             if skips:
-                wanted = [x for x in wanted if self.fresh(node.at, lane, x)]
+                again = [x for x in wanted if self.fresh(node.at, lane, x)]
+                self.begun.update((node.at, lane, x) for x in {*wanted} - {*again})
+                wanted = again
             self.pass_on(node, lane, len(wanted), "write", "read", moved)
             tile.read.update(wanted)
         tile.fill = self.work(moved)
@@ -222,6 +236,14 @@ class Unroller:
             gone = elements(node.tensor, spans)
             self.pass_on(node, lane, len(gone), "read", "write", moved)
             tile.drained.update(gone)
+            begun = [x for x in gone if (node.at, lane, x) in self.begun]
+            self.begun.difference_update((node.at, lane, x) for x in begun)
+            if begun and not self.passed_by(node, lane):
+                # added to what other lanes have drained there before
+                there = self.instance(lane, node.parent_at, node.parent)
+                moved[node.parent, there, node.tensor.tensor, "read"] += sum(
+                    self.fresh(~node.at, there, x) for x in begun
+                )
         tile.drain = self.work(moved)
 
     def pass_on(
@@ -233,32 +255,42 @@ class Unroller:
         parents: str,
         moved: Counter[tuple[int, Lane, str, str]],
     ) -> None:
-        loops = [loop.over for _, loop in self.spatial]
-        if any(i and over in self.one[node.level] for over, i in zip(loops, lane, strict=False)):
+        if self.has_none(node, lane):
             return
         moved[node.level, self.instance(lane, node.at, node.level), node.tensor.tensor, own] += n
-        if not self.shared(node.tensor, lane, node.parent_at, node.parent):
+        if not self.passed_by(node, lane):
             instance = self.instance(lane, node.parent_at, node.parent)
             moved[node.parent, instance, node.tensor.tensor, parents] += n
+
+    def has_none(self, node: Node, lane: Lane) -> bool:
+        """Whether another lane has the instance of the level for both."""
+        loops = [loop.over for _, loop in self.spatial]
+        return any(i and over in self.one[node.level] for over, i in zip(loops, lane, strict=False))
+
+    def passed_by(self, node: Node, lane: Lane) -> bool:
+        """Whether another lane goes to the parent for both."""
+        return self.has_none(node, lane) or self.shared(node.tensor, lane, node.parent_at, node.parent)
 
     def compute(self, lanes: dict[Lane, Env]) -> None:
         self.block_steps += 1
         for lane, env in lanes.items():
             for tensor in self.e.tensors():
                 v, at = self.holder[tensor.tensor]
-                output = tensor is self.e.output
+                output, there = tensor is self.e.output, self.instance(lane, at, v)
+                if self.shared(tensor, lane, at, v):
+                    continue
                 wanted = (
                     not output
                     or not self.arch.levels[v].skip_first_read
-                    or self.fresh(-1, lane, tuple(a for a, _ in hull(tensor, env)))
+                    or self.fresh(~len(self.steps), there, tuple(a for a, _ in hull(tensor, env)))
                 )
-                if self.shared(tensor, lane, at, v):
-                    continue
-                self.open[v, self.instance(lane, at, v), tensor.tensor, "read"] += wanted
-                self.open[v, self.instance(lane, at, v), tensor.tensor, "write"] += output
+                self.open[v, there, tensor.tensor, "read"] += wanted
+                self.open[v, there, tensor.tensor, "write"] += output
 
     def fresh(self, at: int, lane: Lane, element: tuple[int, ...]) -> bool:
-        """False the first time that a lane meets an output element: it starts from zero and is not read."""
+        """False the first time that a lane, or a memory (~ the position of what adds to it), meets an output
+        element: it starts from zero and is not read.
+        """
         if (at, lane, element) in self.seen:
             return True
         self.seen.add((at, lane, element))

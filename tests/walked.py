@@ -49,7 +49,8 @@ class Stage(Walk):
 
     def fill(self, at, node, tensor, parent, elements, output):
         if self.first or node not in self.held:
-            super().fill(at, node, tensor, parent, elements, output)
+            return super().fill(at, node, tensor, parent, elements, output)
+        return []
 
     def store(self, at, node, env):
         super().store(at, node, env)

@@ -20,7 +20,7 @@ from dse.mapping.nest import Loop, bits_at, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
-from dse.sim.counts.actions import passes_array
+from dse.sim.counts.actions import first_word_cycles, passes_array
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
@@ -1093,13 +1093,20 @@ def _idle_note(arch: Arch, cost: EinsumCost) -> str:
         return ""
     idle = cost.latency_cycles - cycles
     double = {level.name for level in arch.levels if level.double_buffer}
+    waits = {
+        level.name: first_word_cycles(level, arch)
+        for level in arch.levels
+        if ("-", level.name, "wait") in {row.key for row in cost.counts}
+    }
     stalls = [
         f"{name} {units.quantity('cycles', n)}{' (ramp-up and ramp-down)' if name in double else ''}"
         for name, n in stall_cycles(arch, cost).items()
     ]
+    causes = ["fills and drains that no work overlaps"] if stalls or not waits else []
+    causes += [f"the first word of {name} ({units.quantity('cycles', n)})" for name, n in waits.items()]
     found = (
         f"{busiest}, the busiest, is idle for {100 * idle / cost.latency_cycles:.3g} % of the latency "
-        f"({units.quantity('cycles', idle)}): fills and drains that no work overlaps"
+        f"({units.quantity('cycles', idle)}): {', '.join(causes)}"
     )
     if not stalls:
         return f"{found}."

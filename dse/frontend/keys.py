@@ -306,6 +306,7 @@ MEMORY: Meanings = {
     "leak_mw": ("mW", "leakage of one instance, all banks; of a DRAM its background power"),
     "area_mm2": ("mm2", "of one instance, all banks"),
     "cycle_ns": ("ns", "sram: minimum time between two accesses of an array"),
+    "latency_ns": ("ns", "from a request to its first word: an einsum whose inputs stand there waits once"),
     "write_bandwidth": ("GB/s", "of writes, where it is not that of reads"),
     "writes_per_cycle": ("1/cycle", "the same in actions of width_bits; instead of write_bandwidth"),
     "ports": (

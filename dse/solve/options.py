@@ -40,6 +40,11 @@ def without_sharing(memories: Iterable[str]) -> str:
     return " ".join(f"--set {name}.along=[]" for name in memories)
 
 
+def without_latency(memories: Iterable[str]) -> str:
+    """Returns the options by which first words of memories take no time (`memory.latency_ns`)."""
+    return " ".join(f"--set {name}.latency_ns=0" for name in memories)
+
+
 class Refusal(NamedTuple):
     """Which options do not go with a key of memories."""
 
@@ -68,6 +73,14 @@ REFUSED = {
         "mappers do, for unfused schedules",
         "the ports",
         without_ports,
+    ),
+    "latency_ns": Refusal(
+        ("unfused",),
+        (),
+        "does not count waits for first words",
+        "mappers do, for unfused schedules",
+        "latency_ns",
+        without_latency,
     ),
     "along": Refusal(
         ("unfused",),

@@ -178,18 +178,21 @@ def solve(
 
 def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     """Raises ValueError, one line, where widths of elements (`bits` of a memory) would not be priced, ports
-    that serve some tensors not be timed, or rules for mappings (`mapping` of the machine, `solver.mapping`)
-    not be obeyed: by these options, on a machine that prices layouts, or where a rule of the solver names
-    nothing of the workload or tells equal einsums apart, which are mapped once.
+    that serve some tensors or first words not be timed, or rules for mappings (`mapping` of the machine,
+    `solver.mapping`) not be obeyed: by these options, on a machine that prices layouts, or where a rule of
+    the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
     if widths := arch.with_widths():
         refused = (options.refused("bits", widths), *(compressed_width(e, arch) for e in workload.einsums))
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
-    if (ports := arch.with_ports()) and (line := options.refused("ports", ports)):
-        raise ValueError(line)
-    if (sharing := arch.with_sharing()) and (line := options.refused("along", sharing)):
-        raise ValueError(line)
+    for key, memories in (
+        ("ports", arch.with_ports()),
+        ("latency_ns", arch.with_latency()),
+        ("along", arch.with_sharing()),
+    ):
+        if memories and (line := options.refused(key, memories)):
+            raise ValueError(line)
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):

@@ -122,6 +122,13 @@ def load(
         if sharing and (line := solver.refused("along", sharing)):
             faults.add(line)
         varied = {axis.key for axis in space.axes}
+        waits = [
+            node.name
+            for node in space.template.nodes
+            if isinstance(node, Memory) and (node.latency_ns or f"{node.name}.latency_ns" in varied)
+        ]
+        if waits and (line := solver.latency_refused(waits)):
+            faults.add(line)
         apart = [
             node.name
             for node in space.template.nodes

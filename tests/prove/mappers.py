@@ -1,7 +1,7 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
-        [--crowded 2000] [--widths 2000] [--ports 2000] [--shared 2000]
+        [--crowded 2000] [--widths 2000] [--ports 2000] [--shared 2000] [--waits 500] [--rules 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 %, and once more with a budget of a few choices of spatial
 unrollings, which ends most searches: what such an answer says of its gap must hold as well.
@@ -13,7 +13,9 @@ Larger problems on machines with little capacity are searched with and without b
 search that ends answers alike. Levels that narrow or widen elements are enumerated like the others, every
 fourth problem with buffers, every fifth on a network with prices; so are levels that say which port serves
 what, every third problem with buffers, and memories of which PEs along dimensions share instances, every
-fourth.
+fourth. Where memories let an einsum wait for first words, and under rules for mappings (these on machines
+that have some of all of that, widths, shared memories and PEs that do not reduce), the evaluator prices all
+mappings of small problems.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -36,14 +38,16 @@ from unittest.mock import patch
 from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
-from dse.mapping.constraints import Factors
+from dse.mapping.constraints import FREE, Constraints, Factors, ruled
 from dse.mapping.nest import Infeasible, Loop, Mapping, faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
+from dse.sim.einsum.limits import broken
 from dse.sim.levels.network import Uncounted
 from hw import machine
 from tests.enumeration import Best, enumerated, mappings, padded
-from tests.nests import ported, shared, split_roles, widened
+from tests.nests import ported, shared, slow_to_answer, split_roles, widened
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
+from tests.test_limits import rule_sets
 from workloads import catalog
 
 PROVEN = {
@@ -51,7 +55,9 @@ PROVEN = {
     "buffered, widths": 0.0,
     "buffered, ports": 0.0,
     "buffered, shared": 0.0,
+    "buffered, first words": 0.0,
     "networks": 0.0,
+    "rules": 0.0,
 }  # else 0.95: with buffers the search counts less than the evaluator
 BUFFERED, SMALL = 5, 600
 LARGER, LARGE = 50, 10  # of so many problems one is so many times as large
@@ -230,18 +236,23 @@ def on_network(seed: int, problem: Problem) -> list[Told]:
     return found
 
 
-def priced_all(problem: Problem, factors: Factors) -> Best:
-    """The least cost by the evaluator of all mappings of a small problem."""
+def cheaper(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether a cost is less: its objective, then energy, then latency."""
+    return next((a < b for a, b in zip(one, other, strict=True) if not isclose(a, b, rel_tol=1e-10)), False)
+
+
+def priced_all(problem: Problem, factors: Factors, limits: Constraints = FREE) -> Best:
+    """The least cost by the evaluator of all mappings of a small problem that keep the limits of rules."""
     found, many = Best((inf, inf, inf), None, 0), 0
     for mapping in mappings(problem, factors, "tensors"):
         many += 1
+        if limits is not FREE and broken(limits, mapping, problem.einsum, problem.arch):
+            continue
         one = einsum_cost(problem, mapping)
-        if (
-            isinstance(one, EinsumCost)
-            and (value := objective_value(problem.objective, one.energy_pj, one.latency_cycles))
-            < found.cost[0]
-        ):
-            found = Best((value, one.energy_pj, one.latency_cycles), mapping, 0)
+        if isinstance(one, EinsumCost):
+            value = objective_value(problem.objective, one.energy_pj, one.latency_cycles)
+            if cheaper(cost := (value, one.energy_pj, one.latency_cycles), found.cost):
+                found = Best(cost, mapping, 0)
     return replace(found, mappings=many)
 
 
@@ -258,7 +269,7 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
     for tiles in ("perfect", "imperfect_spatial"):
         best = (
             enumerated(problem, tiles, "tensors")
-            if problem.arch.overlap == "free"
+            if problem.arch.overlap == "free" and not problem.arch.with_latency()
             else priced_all(problem, tiles)
         )
         wrong = [*confirmed(problem, best)]
@@ -326,6 +337,63 @@ def with_sharing(seed: int, most: int = SMALL) -> list[Told]:
         if arch.with_sharing():
             break
     return answers(seed, "buffered, shared" if buffered else "shared", replace(problem, arch=arch))
+
+
+def with_latency(seed: int, most: int = SMALL) -> list[Told]:
+    """What is wrong with the answers of a problem on a machine whose memories let an einsum wait for first
+    words.
+    """
+    problem, rng = buffered_of(seed) if seed % 2 else problem_of(seed, most), Random(f"first words/{seed}")
+    problem = replace(
+        problem,
+        arch=slow_to_answer(problem.arch, rng),
+        objective=rng.choice(["latency", "latency", "edp", "energy"]),
+    )
+    return answers(seed, "buffered, first words" if seed % 2 else "first words", problem)
+
+
+def featured_of(seed: int) -> Problem:
+    """A small problem on a machine that has some of what machines may have, mostly several of it."""
+    rng = Random(f"rules/{seed}")
+    while True:
+        number = rng.randrange(10**6)
+        problem = buffered_of(number) if rng.random() < 0.3 else problem_of(number, SMALL)
+        if problem.einsum.points() > 1:  # else no rule has a rank to name
+            break
+    if rng.random() < 0.5:
+        problem = with_widths(rng, problem)
+    arch = problem.arch
+    if rng.random() < 0.5:
+        arch = shared(split_roles(arch, rng) if rng.random() < 0.6 else arch, rng)
+    if rng.random() < 0.3:
+        arch = slow_to_answer(arch, rng)
+    if rng.random() < 0.5:
+        no = tuple(
+            replace(f, reduce=tuple(flag and rng.random() < 0.5 for flag in f.reduce)) for f in arch.fanouts
+        )
+        arch = replace(arch, fanouts=no)
+    return replace(problem, arch=arch)
+
+
+def with_rules(seed: int) -> list[Told]:
+    """What is wrong with the answers of such a problem under one to three random rules."""
+    problem, found = featured_of(seed), list[Told]()
+    (rules,) = rule_sets(Random(f"rules of {seed}"), problem, 1)
+    limits = ruled(FREE, rules, problem.einsum, problem.arch)
+    tiles: Factors
+    for tiles in ("perfect", "imperfect_spatial"):
+        best = priced_all(problem, tiles, limits)
+        ours = optimal(problem, tiles, limits)
+        wrong = [*confirmed(problem, best), *compared(problem, best, ours, "rules")]
+        if not isinstance(ours, Infeasible) and broken(limits, ours[0].mapping, problem.einsum, problem.arch):
+            wrong.append(f"{ours[0].mapping} breaks them")
+        lines = tuple(
+            f"seed {seed}, {rules}, {tiles}, {problem.objective}: {line}\n{problem.einsum}\n{problem.arch}"
+            for line in wrong
+        )
+        proven = not isinstance(ours, Infeasible) and bool(ours[0].proven)
+        found.append(Told("rules", tiles, best.mappings, best.mapping is not None, proven, lines))
+    return found
 
 
 def crowded_of(seed: int, most: int) -> Problem:
@@ -418,6 +486,8 @@ def main() -> int:
         widths=2_000,
         ports=2_000,
         shared=2_000,
+        waits=500,
+        rules=2_000,
     )
     rows = over(partial(told, most=given.most), given.first, given.problems)
     rows += over(networked, given.first, given.networks)
@@ -425,4 +495,6 @@ def main() -> int:
     rows += over(partial(widths, most=given.most), given.first, given.widths)
     rows += over(partial(with_ports, most=given.most), given.first, given.ports)
     rows += over(partial(with_sharing, most=given.most), given.first, given.shared)
+    rows += over(with_latency, given.first, given.waits)
+    rows += over(with_rules, given.first, given.rules)
     return summed(rows, ("perfect", "imperfect_spatial"))

@@ -1,20 +1,30 @@
 """Closed form == oracle, counts, footprints and energy: 10,000 random (operator, machine, mapping) each of
-thirteen kinds, 0 mismatches.
+thirteen kinds, 0 mismatches; and 2,000 random machine files (MACHINES) with widths, ports, first words,
+memories that PEs share, PEs that do not reduce, supply voltages, rules, gates and operands in every format,
+these with their cycles.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf, isclose
 from random import Random
 
-from dse.mapping.nest import Loop, Mapping, Store
-from hw.arch import Arch
-from tests.nests import random_case, rich_case
+from dse.mapping.nest import Loop, Mapping, Store, faults, role
+from dse.sim.counts.counts import count
+from dse.sim.einsum.cost import price
+from hw import machine
+from hw.arch import ROLES, Arch
+from tests.nests import RICH, random_case, rich_case, rich_einsum, rich_mapping
+from tests.oracle import port_bits, walk
 from tests.test_counts import mismatch, unlike
+from tests.test_formats import stored_as
 from workloads.einsum import Einsum
 
 CASES = 10_000
+MACHINES = 2_000
 SHOWN = 3
 DENSE = ("gemm", "bmm", "add", "copy")
 WINDOWED = ("conv", "conv1d", "depthwise", "grouped", "pool", "transposed")
@@ -84,9 +94,123 @@ RICH_KINDS: dict[str, Wanted] = {
 }
 
 
+def machine_file(rng: Random) -> dict[str, object]:
+    """A random machine file; some are faulty."""
+    sizes = {"x": rng.randint(2, 4), "y": rng.randint(2, 3)}
+
+    def memory(**more: object) -> dict[str, object]:
+        """With keys that machines had not before."""
+        keys = {
+            "latency_ns": rng.choice([1, 4.5, 30]),
+            "bits": {rng.choice(ROLES): rng.choice([4, 16, 24, 32])},
+            "ports": rng.choice(
+                [
+                    "separate",
+                    [{"read": [of], "write": [of], "times": rng.choice([1, 2])} for of in ROLES],
+                    [{"read": ["input", "weight"]}, {"read": ["output"], "write": list(ROLES)}],
+                ]
+            ),
+            "double_buffer": True,
+            "skip_first_read": False,
+        }
+        if more["memory"] == "dram":
+            del keys["bits"], keys["double_buffer"]
+        if "may_keep" in more:
+            del keys["ports"]
+        return more | {key: value for key, value in keys.items() if rng.random() < 0.3}
+
+    inside = [
+        memory(
+            memory=name,
+            kind="register",
+            capacity="64 B",
+            width_bits=8,
+            may_keep=[of],
+            **({"along": [rng.choice("xy")]} if rng.random() < 0.5 else {}),
+        )
+        for name, of in zip(("ireg", "wreg", "acc"), ROLES, strict=True)
+        if rng.random() < 0.6
+    ]
+    found: dict[str, object] = {
+        "name": "random",
+        "clock_mhz": rng.choice([100, 200, 400]),
+        "node_nm": rng.choice([22, 32, 45]),
+        "overlap": rng.choice(["buffered", "free"]),
+        "nodes": [
+            memory(memory="dram", kind="lpddr4", width_bits=64),
+            memory(memory="gbuf", capacity="8 KiB", width_bits=rng.choice([32, 64])),
+            {
+                "array": "pe",
+                "dims": sizes,
+                "multicast": [dim for dim in sizes if rng.random() < 0.6],
+                "reduce": [dim for dim in sizes if rng.random() < 0.5],
+            },
+            *inside,
+            {"compute": "mac", "kind": "int8", "gates": rng.choice([[], [], ["input"], ["input", "weight"]])},
+        ],
+    }
+    if rng.random() < 0.5:
+        found["vdd"] = rng.choice(["least", 0.55, 0.6, 0.7])
+    if rng.random() < 0.3:
+        found["mapping"] = [{"at": "gbuf", "keep": [rng.choice(ROLES)]}]
+    return found
+
+
+def machine_case(seed: int) -> tuple[Einsum, Arch, Mapping]:
+    """A random einsum and nest on the machine of a file."""
+    rng = Random(f"machines/{seed}")
+    while True:
+        spec, lines = machine.parse(machine_file(rng), "random")
+        arch = None if lines else machine.arch(spec)
+        e = rich_einsum(rng, rng.choice(RICH))
+        if e.inputs[0].dims and rng.random() < 0.5:
+            e = stored_as(rng, e)
+        packed = {role(e, p.tensor) for p in e.tensors() if p.format != "dense"}
+        if not isinstance(arch, Arch) or any(packed & {*dict(level.bits)} for level in arch.levels):
+            continue
+        mapping = rich_mapping(rng, e, arch)
+        if e.points() <= 4000 and not faults(mapping, e, arch):
+            return e, arch, mapping
+
+
+def slower(seed: int, e: Einsum, arch: Arch, mapping: Mapping) -> str:
+    """Empty if the cycles are those of the walk where fills overlap freely: the busiest port or MAC unit, and
+    a first word of each memory at which operands stand.
+    """
+    free = replace(arch, overlap="free")
+    ports, levels = port_bits(walk(mapping, e, free), e, free), {level.name: level for level in free.levels}
+    busy = [
+        n / levels[name].width_bits / levels[name].bandwidth
+        for (name, _), n in ports.items()
+        if name in levels and levels[name].bandwidth < inf
+    ]
+    gated = 1.0
+    for p in e.inputs:
+        gated *= p.density if role(e, p.tensor) in arch.compute.gates else 1.0
+    busy.append(ports["MAC", "compute"] / gated / arch.compute.ops_per_cycle)
+    stands = {
+        node.level for node in mapping.nodes if isinstance(node, Store) and node.tensor != e.output.tensor
+    }
+    wait = sum(levels[name].latency_ns for name in stands) * arch.clock_ghz
+    ours = price(count(mapping, e, free), e, free).latency_cycles
+    return (
+        ""
+        if isclose(ours, max(busy) + wait, rel_tol=1e-9)
+        else f"{seed}: {ours} cycles, not {max(busy)}, {wait}"
+    )
+
+
 def main() -> int:
     cases = int(os.environ.get("CASES", CASES))
     wrong = 0
+    machines = int(os.environ.get("MACHINES", MACHINES))
+    for seed in range(machines):
+        case = machine_case(seed)
+        line = unlike(f"machine {seed}", *case) or slower(seed, *case)
+        wrong += bool(line)
+        if line and wrong <= SHOWN:
+            print(line)
+    print(f"  machine files: {machines} nests, {wrong} mismatches so far", flush=True)
     for name, (kinds, wanted) in KINDS.items():
         found, seed = 0, 10**9
         while found < cases:

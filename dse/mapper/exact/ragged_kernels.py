@@ -22,9 +22,8 @@ from dse.mapper.exact.kernels.state import ENERGY, LATENCY
 from dse.run.compiled import njit
 from workloads.arrays import Bools, Floats, Ints
 
-# Kinds of numbers for the tiles inside the PEs. COUNT: how many tiles; TOTAL: elements in them; FIRST: how
-# many tiles in the first iteration of every temporal loop
-COUNT, TOTAL, FIRST = 0, 1, 2
+# Kinds of numbers for the tiles inside the PEs. COUNT: how many tiles; TOTAL: elements in them
+COUNT, TOTAL = 0, 1
 KIND, MASK = 0, 1  # columns of ChainSpace.inside
 READ_PORT, WRITE_PORT, STALLS = 0, 1, 2  # columns of Prices.ports
 
@@ -90,7 +89,7 @@ def is_dominated(a: Floats, b: Floats) -> bool:
 def count_in_pes(
     size: Ints, many: Ints, n: int, tiles: Ints, kind: int, mask: int, size2: Ints, many2: Ints
 ) -> int:
-    """The number of a kind (COUNT, TOTAL or FIRST) for a set of tiles (`cut`) that is split over PEs.
+    """The number of a kind (COUNT or TOTAL) for a set of tiles (`cut`) that is split over PEs.
 
     tiles: [D + 1] the tile that enters the PEs, then the tile inside each fan-out dimension.
     mask: fan-out dimensions of which only the first PE counts.
@@ -98,8 +97,6 @@ def count_in_pes(
     """
     for i in range(n):
         size2[i], many2[i] = size[i], many[i]
-    if kind == FIRST:
-        size2[0], many2[0], n = tiles[0], 1, 1
     for d in range(tiles.shape[0] - 1):
         if tiles[d + 1] < tiles[d]:
             n = cut(size2, many2, n, tiles[d + 1], (mask >> d) & 1 == 1)
@@ -251,8 +248,8 @@ class ChainSpace(NamedTuple):
     pes: Ints  # [D] sizes of the fan-out dimensions
     count_gaps: Ints
     tile_gaps: Ints
-    # [., 2] kind of number (COUNT, TOTAL or FIRST), and a bit mask of the fan-out dimensions of which only
-    # the first PE counts
+    # [., 2] kind of number (COUNT or TOTAL), and a bit mask of the fan-out dimensions of which only the first
+    # PE counts
     inside: Ints
     same_gaps: int  # a chain dominates only chains with the same tiles at the first so many gaps
     # 0: off. Else, where the tile above the innermost gap that may cut has more elements than this, only
@@ -316,21 +313,18 @@ def codes(tiles: Ints, extent: int) -> Ints:
 
 @njit(cache=True, nogil=True)
 def bound_columns_over_splits(
-    inside: Ints, size: Ints, many: Ints, n: int, tile: int, pes: Ints, values: Floats
+    inside: Ints, size: Ints, many: Ints, n: int, pes: Ints, values: Floats
 ) -> None:
     """Writes to `values` lower bounds of the columns `inside` (ChainSpace), over all ways to split a set of
-    tiles (`cut`) over the PEs: those of a row of an outline, which has tiles at the gaps only. FIRST columns
-    are subtracted, so they get minus an upper bound. tile: the largest size of the set.
+    tiles (`cut`) over the PEs: those of a row of an outline, which has tiles at the gaps only.
     """
     for c in range(inside.shape[0]):
-        kind, pes_along_mask, pes_elsewhere = inside[c, KIND], 1, 1
+        kind, pes_along_mask = inside[c, KIND], 1
         for d in range(pes.shape[0]):
             if (inside[c, MASK] >> d) & 1:
                 pes_along_mask *= pes[d]
-            else:
-                pes_elsewhere *= pes[d]
-        values[c] = -min(tile, pes_elsewhere) if kind == FIRST else 0
-        for i in range(n if kind != FIRST else 0):
+        values[c] = 0
+        for i in range(n):
             values[c] += many[i] * (-(-size[i] // pes_along_mask) if kind == TOTAL else 1)
 
 
@@ -342,11 +336,9 @@ def bundle_columns(inside: Ints, size: Ints, many: Ints, n: int, used: Floats, v
     for c in range(inside.shape[0]):
         mask = inside[c, MASK]
         pes_along_mask = (int(used[0]) if mask & 1 else 1) * (int(used[1]) if mask & 2 else 1)
-        values[c] = -(int(used[0]) * int(used[1])) // pes_along_mask
-        if inside[c, KIND] != FIRST:
-            values[c] = 0
-            for i in range(n):
-                values[c] += many[i] * -(-size[i] // pes_along_mask)
+        values[c] = 0
+        for i in range(n):
+            values[c] += many[i] * -(-size[i] // pes_along_mask)
 
 
 @njit(cache=True, nogil=True)
@@ -490,9 +482,7 @@ def chains(space: ChainSpace, bound: ChainBound, max_rows: int) -> tuple[Ints, F
             column_values[n_count + c] = tile[tile_gaps[c]]
         pe_tiles[0], factor[0], d = tile[gaps - 1], 0, 0
         if outline:
-            bound_columns_over_splits(
-                inside, size[gaps], many[gaps], int(n[gaps]), int(pe_tiles[0]), pes, inside_values
-            )
+            bound_columns_over_splits(inside, size[gaps], many[gaps], int(n[gaps]), pes, inside_values)
             used[:] = 1.0
             m = chain_may_improve(column_values, width, tile, gaps, one_pe, bound, first_rest_row, scratch)
             if m >= 0:
@@ -525,7 +515,7 @@ def chains(space: ChainSpace, bound: ChainBound, max_rows: int) -> tuple[Ints, F
                     inside[c, MASK],
                     size2,
                     many2,
-                ) * (-1 if inside[c, KIND] == FIRST else 1)
+                )
             # with bundles a chain is compared with those only that use as many PEs along each dimension
             pes_key = 0
             for i in range(dims):

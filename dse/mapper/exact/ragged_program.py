@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
-from dse.mapper.exact.ragged_kernels import COUNT, FIRST, TOTAL
+from dse.mapper.exact.ragged_kernels import COUNT, TOTAL
 from dse.mapper.exact.search import OBJECTIVES
 from dse.mapper.exact.steps import ARRAY, NODE, Step
 from dse.mapping.nest import Loop, Mapping, Store, may_keep
@@ -29,8 +29,8 @@ from workloads.arrays import Floats, Ints
 from workloads.einsum import Dim, Einsum, Projection
 
 NO_GAP = -1
-# Kinds of Role besides COUNT, TOTAL and FIRST (ragged_kernels), which are numbers for the tiles inside the
-# PEs. EXTENT: the extent of the rank. ONE: 1. TILES_AT_GAP: how many tiles the rank has at a gap.
+# Kinds of Role besides COUNT and TOTAL (ragged_kernels), which are numbers for the tiles inside the PEs.
+# EXTENT: the extent of the rank. ONE: 1. TILES_AT_GAP: how many tiles the rank has at a gap.
 EXTENT, ONE, TILES_AT_GAP = -1, -2, -3
 
 
@@ -46,13 +46,13 @@ class Window(NamedTuple):
 class Role:
     """The factor that a rank gives to a product."""
 
-    kind: int  # EXTENT, ONE, TILES_AT_GAP; COUNT, TOTAL, FIRST
+    kind: int  # EXTENT, ONE, TILES_AT_GAP; COUNT, TOTAL
     gap: int = NO_GAP  # of TILES_AT_GAP
-    mask: int = 0  # of COUNT, TOTAL, FIRST: fan-out dimensions of which only the first PE counts
+    mask: int = 0  # of COUNT, TOTAL: fan-out dimensions of which only the first PE counts
 
     def is_inside_pes(self) -> bool:
         """Whether the factor is a number for the tiles inside the PEs."""
-        return self.kind in (COUNT, TOTAL, FIRST)
+        return self.kind in (COUNT, TOTAL)
 
 
 class TermKey(NamedTuple):
@@ -120,6 +120,8 @@ def unsupported(e: Einsum, arch: Arch) -> str:
         return "a level gives elements a width of their own"
     if arch.with_ports():
         return "ports of a level serve some tensors, or writes at another rate than reads"
+    if arch.with_latency():
+        return "first words of a level take time"
     if arch.with_sharing():
         return "PEs along some dimensions of the array share a memory"
     if levels[0].bypass or len(may_keep(e, levels[0])) < len(e.tensors()):
@@ -302,17 +304,8 @@ def program(e: Einsum, arch: Arch, steps: Sequence[Step]) -> Program:
         )
         add(1, 1.0, [Use(x, parent[x], action) for action in actions], roles, bound=points * min_fetches)
         if p is e.output and arch.levels[parent[x]].skip_first_read:
-            roles = tuple(
-                Role(EXTENT) if rank in own_ranks else Role(FIRST, mask=mask) for rank, _ in e.extents
-            )
-            separate_pes = prod(n for d, n in enumerate(size) if not (mask >> d) & 1)
-            add(
-                -1,
-                1.0,
-                [Use(x, parent[x], "read")],
-                roles,
-                bound=float(separate_pes * prod(n for rank, n in e.extents if rank in p.ranks())),
-            )
+            roles = tuple(Role(EXTENT) if rank in own_ranks else Role(ONE) for rank, _ in e.extents)
+            add(-1, 1.0, [Use(x, parent[x], "read")], roles, bound=float(points))
     key = TermKey(
         1,
         min_steps(tuple(n for _, n in e.extents), tuple(size)),
@@ -392,7 +385,7 @@ def ideal(p: Program, problem: Problem, t: kernels.Prices) -> Floats:
     e = problem.einsum
     for k, term in enumerate(p.terms):
         for (_, n), role in zip(e.extents, term.roles, strict=True):
-            if role.kind in (EXTENT, FIRST):
+            if role.kind == EXTENT:
                 value[k] *= n
         for d in term.windows:
             value[k] *= touched(

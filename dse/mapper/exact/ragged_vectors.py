@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import prod
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dse.mapper.exact import ragged_kernels as kernels
-from dse.mapper.exact.ragged_kernels import COUNT, FIRST
+from dse.mapper.exact.ragged_kernels import COUNT
 from dse.mapper.exact.ragged_program import (
     EXTENT,
     NO_GAP,
@@ -99,11 +99,6 @@ def column_of(role: Role) -> Column | None:
     if role.kind == TILES_AT_GAP:
         return Column("count", role.gap)
     return Column("inside", role.kind, role.mask) if role.is_inside_pes() else None
-
-
-def _signed(column: Column) -> int:
-    """-1 for a column whose larger values lower a cost (FIRST: skipped reads), else 1."""
-    return -1 if column.name == "inside" and column.number == FIRST else 1
 
 
 class RankChains(NamedTuple):
@@ -315,7 +310,7 @@ def _bounds_over_second(g: Group, rank_chains: Sequence[RankChains]) -> Vectors:
                 products[:, k] *= _factor_bound(other, g.extents[r])
             else:
                 column = rank_chains[r].columns[name]
-                products[:, k] *= column.max() if other.kind == FIRST else column.min()
+                products[:, k] *= column.min()
         for window in term.windows:
             table, which = tables[window, term.window_gap]
             products[:, k] *= table.min(axis=1)[which[0]]
@@ -443,10 +438,8 @@ def are_chains(tiles: Ints) -> Bools:
 
 
 def _factor_bound(role: Role, extent: int) -> float:
-    """Lower bound of the factor that a rank gives to a product; for skipped reads (FIRST), which are
-    subtracted, the upper bound inf.
-    """
-    return float(extent) if role.kind == EXTENT else inf if role.kind == FIRST else 1.0
+    """Lower bound of the factor that a rank gives to a product."""
+    return float(extent) if role.kind == EXTENT else 1.0
 
 
 def lower_bounds(g: Group) -> Vectors:
@@ -557,7 +550,7 @@ def chains(
         if max_rows > MAX_CHAIN_ROWS:
             return None
         rows, values, enough = kernels.chains(space, chain_bound, max_rows)
-    return RankChains(rows, {name: values[:, i] * _signed(name) for i, name in enumerate(names)})
+    return RankChains(rows, {name: values[:, i] for i, name in enumerate(names)})
 
 
 class HullTable(NamedTuple):
@@ -608,7 +601,7 @@ def _undominated_for_all(g: Group, rank_chains: Sequence[RankChains], scope: Sco
     )
     if outer or not 0 < len(keep) <= MAX_COMPARED[1]:
         return keep
-    values = [column[keep] * _signed(name) for name, column in columns.items()]
+    values = [column[keep] for column in columns.values()]
     for table, (which, _) in tables.values():
         values += list(table.T[:, which[keep]])
     return keep[_front(np.stack(values, axis=1), are_chains(rows[keep]))]

@@ -46,6 +46,7 @@ from dse.sim.counts.actions import (
     bits_of,
     elem_cycles,
     fill_cycles,
+    first_word_cycles,
     fold_cycles,
     op_cycles,
     op_pj,
@@ -330,8 +331,17 @@ def _read_machines(
         tuple(_holder_sets(e, arch, constraints, tensor) for tensor in tensors),
     )
     machine = _machine(problems, tensors, _parts(structure, exposed), constraints, max_cycles)
-    base = _base(e, structure, exposed)
-    return MachineInput(problems, machine, _terms([one.arch for one in problems], form, base, e))
+    terms = _terms([one.arch for one in problems], form, _base(e, structure, exposed), e)
+    if arch.with_latency():
+        # first words of levels at which some input stands whatever the mapping
+        sets = [_holder_sets(e, arch, constraints, p.tensor) for p in e.inputs]
+        always = [any(all(own >> v & 1 for own in masks) for masks in sets) for v in range(len(arch.levels))]
+        cycles = np.array([[first_word_cycles(v, one.arch) for v in arch.levels] for one in problems])
+        machine = machine._replace(first_word=np.where(always, 0.0, cycles))
+        base = terms.base.copy()
+        base[:, state.RAMP] += np.where(always, cycles, 0.0).sum(axis=1)
+        terms = terms._replace(base=base)
+    return MachineInput(problems, machine, terms)
 
 
 def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
@@ -341,7 +351,9 @@ def _select_machines(machines: MachineInput, at: Ints) -> MachineInput:
         return machines
     return MachineInput(
         [problems[j] for j in at.tolist()],
-        machine._replace(leak=machine.leak[at], max_cycles=machine.max_cycles[at]),
+        machine._replace(
+            leak=machine.leak[at], max_cycles=machine.max_cycles[at], first_word=machine.first_word[at]
+        ),
         terms._replace(
             link_coef=terms.link_coef[at],
             sum_coef=terms.sum_coef[at],
@@ -729,9 +741,9 @@ def _tables(
         for n in range(boundary_count + 1)
     ]
     memo, tensor_names = _memo(rank_unrollings, arrays, boundary_count + 1), tuple(p.tensor for p in tensors)
-    return Tables(
-        ranks, tensor_names, rank_unrollings, arrays, _pool(rank_unrollings, groups_outside), memo, sinks
-    )
+    unreduced = sum(1 << g for g, group in enumerate(groups) if not group.reduce)
+    pool = _pool(rank_unrollings, groups_outside, unreduced)
+    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, memo, sinks)
 
 
 def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
@@ -757,8 +769,10 @@ def _hops(
     return hops.tables(e, networks, tables.choices, tables.ranks, factors)
 
 
-def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int]) -> state.Pool:
-    """The unrollings of all ranks end to end. groups_outside: as in state.Pool."""
+def _pool(
+    rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence[int], unreduced: int
+) -> state.Pool:
+    """The unrollings of all ranks end to end. groups_outside, unreduced: as in state.Pool."""
     base = np.cumsum([0, *(len(o.size) for o in rank_unrollings)])
     first = np.cumsum([0, *(len(o.is_uneven) for o in rank_unrollings)])
     ways = np.cumsum([0, *(len(o.factorizations) for o in rank_unrollings)])
@@ -795,6 +809,7 @@ def _pool(rank_unrollings: Sequence[SpatialUnrollings], groups_outside: Sequence
         first_tile=base,
         largest_tile=last,
         groups_outside=np.array(groups_outside, np.int64),
+        unreduced=unreduced,
     )
 
 
@@ -919,6 +934,7 @@ def _machine(
         ),
         waits_at_ends=any(span.fills_end < span.drains_end for span in parts.exposed),
         objective=OBJECTIVES[problem.objective],
+        first_word=np.zeros((len(problems), len(arch.levels))),
         most_bits=np.array(
             [
                 [
@@ -1421,8 +1437,9 @@ def _link(
     much slower as its lines make it, so of one tensor that may be more than it waits.
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
-    serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped. The lower bound
-    leaves out S and S' together with the reads that they are subtracted from.
+    serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped: by the parent
+    once per element, by the child once per PE. The lower bound leaves out S and S' together with the reads
+    that they are subtracted from.
     """
     e, arch = problem.einsum, problem.arch
     levels, output = arch.levels, x == len(tensors) - 1
@@ -1437,10 +1454,11 @@ def _link(
         for v in (parent, child)
     }
     common = mask[child] & ~own[child]  # groups whose PEs share one instance of the child
+    between = own[child] & ~own[parent]  # groups whose PEs one instance of the parent serves
     shared = common | sum(
         1 << g
         for g, group in enumerate(groups)
-        if own[child] & ~own[parent] & 1 << g and (group.reduce if output else group.multicast)
+        if between & 1 << g and (group.reduce if output else group.multicast)
     )
     found, low, outer, outer_low = (dict[Quantity, dict[int, Any]]() for _ in range(4))
     outer_levels = _outer_levels(groups)
@@ -1554,7 +1572,9 @@ def _link(
     filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
     for kind, scale in (*amounts, *skipped_reads, *filled):
-        add(parent, "read", kind, own[parent], shared, scale, not skipped_reads)
+        # the first of all PEs that add to an element finds none to read, the others add to it
+        merged = common | between if (kind, scale) in skipped_reads else shared
+        add(parent, "read", kind, own[parent], merged, scale, not skipped_reads)
         if not compute:
             add(child, "write", kind, own[child], common, scale, not skipped_reads)
     zero_writes = (
@@ -1573,12 +1593,11 @@ def _link(
     for cycles, q in _folds(e, arch, tensors[x], parent, child, first_pe_elems):
         for row in (found, low):
             _add_entry(row, q, state.RAMP, cycles)
-    groups_between = own[child] & ~own[parent]
     added_pj = action_pj(("MAC", p.tensor, "merge"), problem.einsum, arch)
-    if output and not compute and groups_between and any_nonzero(added_pj):
+    if output and not compute and between and any_nonzero(added_pj):
         # Merges are the partial sums that all PEs drain minus those that are left after merging. The
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
-        for merged, pj in ((common, added_pj), (common | groups_between, -added_pj)):
+        for merged, pj in ((common, added_pj), (common | between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)
     return found, low, outer, outer_low

@@ -13,6 +13,7 @@ from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
 Key = tuple[str, str, str]  # level, tensor, action
+UNPRICED = ("fold", "wait")  # actions that take cycles alone
 
 
 def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:
@@ -81,13 +82,23 @@ def fold_cycles(f: Fanout) -> int:
 def action_pj(key: Key, e: Einsum, arch: Arch) -> float:
     """Returns the energy in pJ per element of a row of counts. Raises KeyError for an unknown action."""
     name, tensor, action = key
-    if action in ("compute", "merge", "fold"):
-        return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj, "fold": 0.0}[action]
+    if action in UNPRICED:
+        return 0.0
+    if action in ("compute", "merge"):
+        return {"compute": op_pj(e, arch), "merge": arch.compute.merge_pj}[action]
     level = next(level for level in arch.levels if level.name == name)
     return (
         accesses_per_elem(level, bits_at(level, tensor, e, arch))
         * {"read": level.read_pj, "write": level.write_pj}[action]
     )
+
+
+def first_word_cycles(level: Level, arch: Arch) -> Number:
+    """Returns the cycles from a request to a level to its first word. An einsum waits for them once per level
+    that its inputs stand at, before all else: addresses are known, so later requests are sent ahead. Nothing
+    hides this wait, but the einsum before of equal ones back to back.
+    """
+    return level.latency_ns * arch.clock_ghz
 
 
 def accesses_per_elem(level: Level, bits: int) -> float:
@@ -108,6 +119,7 @@ class Busy:
     levels: tuple[Number, ...]  # busiest port of each level
     steps: Number  # operations of the busiest MAC unit
     ramp: Number  # systolic arrays that fill and empty
+    wait: Number = 0.0  # for first words
 
 
 def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: Arch) -> Busy:
@@ -121,11 +133,14 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
     ports: dict[tuple[int, str], list[Number]] = {}
     steps: Number = 0.0
     ramp: Number = 0.0
+    wait: Number = 0.0
     for (name, tensor, action), total, elems in rows:
         if action == "compute":
             steps = op_cycles(total, elems[0], e, arch)
         elif action == "fold":
             ramp = ramp + largest(elems[0] * fill_cycles(arrays[name], e, arch) - 1, 0.0)
+        elif action == "wait":  # tensor: the level
+            wait = wait + elems[0] * first_word_cycles(arch.levels[order[tensor]], arch)
         elif action != "merge" and any_nonzero(
             cycles := elem_cycles(
                 level := arch.levels[order[name]],
@@ -143,7 +158,7 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
         largest(0.0, *(n for (at, _), found in ports.items() if at == v for n in found))
         for v in range(len(arch.levels))
     )
-    return Busy(levels, steps, ramp)
+    return Busy(levels, steps, ramp, wait)
 
 
 def elapsed_cycles(busy_cycles: Busy, times: Sequence[PortTimes], steady: bool = False) -> Number:
@@ -151,6 +166,9 @@ def elapsed_cycles(busy_cycles: Busy, times: Sequence[PortTimes], steady: bool =
 
     steady: returns the initiation interval of equal einsums back to back
     """
-    if times:
-        return latency(times, busy_cycles.steps, busy_cycles.ramp, steady)
-    return largest(busy_cycles.steps, *busy_cycles.levels) + busy_cycles.ramp
+    found = (
+        latency(times, busy_cycles.steps, busy_cycles.ramp, steady)
+        if times
+        else largest(busy_cycles.steps, *busy_cycles.levels) + busy_cycles.ramp
+    )
+    return found if steady else found + busy_cycles.wait

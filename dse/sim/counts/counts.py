@@ -11,13 +11,14 @@ from functools import lru_cache, partial
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store, bits_at, role
-from dse.sim.counts.actions import Key
+from dse.sim.counts.actions import UNPRICED, Key
 from dse.sim.counts.terms import (
     Formulas,
     NestSums,
     Row,
     Term,
     Wiring,
+    additions,
     crossing,
     direct_elems,
     fills,
@@ -48,7 +49,8 @@ class Count:
 
     level: str
     tensor: str
-    # read, write, compute, merge (partial sums of PEs are added), fold (a systolic array fills and empties)
+    # read, write, compute, merge (partial sums of PEs are added), fold (a systolic array fills and empties),
+    # wait (for the first word of a level)
     action: str
     elems: float  # of all instances
     busiest_elems: float  # of the instance whose port is the busiest
@@ -160,10 +162,12 @@ def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
 def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> Formulas:
     """Returns the formulas of a nest's counts, the same for all tile sizes, rows in the order of its nodes.
 
-    For the node of a tensor at level L: reads_L = R - S + W', writes_L = W + R' - S' (docs/model.md, Counts).
+    For the node of a tensor at level L: reads_L = R - S + A + W', writes_L = W + R' - S' (docs/model.md,
+    Counts).
     R, W: reads and writes that the node serves inward
     R', W': the node's own fills and drains
     S, S': skipped first reads of an output, as served and as filled
+    A: reads with which the node adds what PEs write to what others wrote before (`additions`)
 
     whole_einsum: as in `nest_sums`
     """
@@ -184,6 +188,8 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
                 "read",
                 [serves(s, link, one_instance, skip=skip) for one_instance in (False, True)],
             )
+        if output and len(skips) > 1:
+            add(link.parent, "read", [additions(s, link, one_instance) for one_instance in (False, True)])
         if output:
             add(link.parent, "write", [writes(s, link, one_instance) for one_instance in (False, True)])
         for skip in skips if link.child else ():
@@ -206,18 +212,22 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
     for array in wires.systolic:
         fold_terms = (folds(s, array),)
         rows.append(Row((array.name, "-", "fold"), fold_terms, fold_terms))
+    # of a level that inputs are read from, one first word is waited for: later requests are sent ahead
+    sources = {link.parent.level for link in s.links if not link.is_output}
+    once = (Term(1, ()),)
+    rows += [Row(("-", name, "wait"), once, once) for name in sorted(wires.waits & sources)]
     s.rows = tuple(rows)
     return s
 
 
 def steps(sums: NestSums) -> tuple[Count, ...]:
-    """Returns the rows of `count` that use no port: operations, and folds of systolic arrays. Their busiest
-    instance is the first.
+    """Returns the rows of `count` that use no port: operations, folds of systolic arrays, waits for first
+    words. Their busiest instance is the first.
     """
     return tuple(
         Count(*row.key, sums.total(row.total), sums.total(row.one_instance))
         for row in sums.formulas.rows
-        if row.key[2] in ("compute", "fold")
+        if row.key[2] in ("compute", *UNPRICED)
     )
 
 

@@ -12,7 +12,7 @@ the accesses of one instance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise, product
@@ -119,6 +119,7 @@ class Wiring:
     gathers: bool = False  # fills bring in parts of a tile (`gathered`)
     # (level, dimensions along which PEs share one instance of it), of levels that have such dimensions
     shared: tuple[tuple[str, frozenset[str]], ...] = ()
+    waits: frozenset[str] = frozenset()  # levels whose first words take time
 
     def has_own(self, node: Store | None, at: int, i: int, loop: Loop) -> bool:
         """True if PEs of the spatial loop at position i each have an instance of what the node at position
@@ -179,6 +180,7 @@ def wiring(arch: Arch) -> Wiring:
             for level in arch.levels
             if any(level.name in levels for f in arch.fanouts for levels in f.shared)
         ),
+        frozenset(level.name for level in arch.levels if level.latency_ns),
     )
 
 
@@ -282,7 +284,8 @@ class Sparse:
 
     If q < 1, the element is still written once, as a zero. Every PE that adds to an element skips its first
     read of it. If one PE computes all K combinations, min(q, 1) reads are skipped; if K PEs compute one each,
-    min(q, K); between, the number is interpolated linearly.
+    min(q, K); between, the number is interpolated linearly. At a memory, PEs that do not reduce count as one
+    (`additions`).
     """
 
     writes: float  # extra writes per combination
@@ -485,6 +488,7 @@ class End(Enum):
 
     PARENT = 0  # PEs that share an access (multicast or spatial reduction) count once
     CHILD = 1  # every PE counts
+    MEMORY = 2  # as PARENT, but of PEs that add to the same element one after the other only the first counts
 
 
 def fills(
@@ -494,8 +498,8 @@ def fills(
 
     one_instance: of one instance, otherwise of all
     trips_counted: per loop; empty: all
-    skip: returns minus the first reads of output elements instead, to be added to all reads: these elements
-        start from zero and need no read
+    skip: returns minus the first reads of output elements instead, once per PE, to be added to all reads:
+        each PE starts from zero and needs no read
     """
     return _transfers(s, link, End.CHILD, one_instance, trips_counted, skip)
 
@@ -507,6 +511,19 @@ def serves(
     reduction, along ranks that do not index the tensor) count once.
     """
     return _transfers(s, link, End.PARENT, one_instance, trips_counted, skip)
+
+
+def additions(
+    s: Formulas, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = ()
+) -> tuple[Term, ...]:
+    """Returns the reads with which an output's parent adds what PEs drain to what others have drained before:
+    of n PEs that the array does not reduce, each starts from zero (`serves` with `skip`), and all but the
+    first write to elements that have a value already. So parents read (updates - distinct elements) times.
+    """
+    first_per_pe, first = (
+        _transfers(s, link, end, one_instance, trips_counted, True) for end in (End.PARENT, End.MEMORY)
+    )
+    return () if first == first_per_pe else (*first, *(replace(t, scale=-t.scale) for t in first_per_pe))
 
 
 def writes(
@@ -549,7 +566,7 @@ def _transfers(
         )
     key = (link.tensor.tensor, link.child_at, link.rests_at, end, one_instance, skip, trips_counted)
     if key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, skip, _pe_rule(s, link, end, one_instance))
+        cuts = _cuts(s, link, trips_counted, skip, _pe_rule(s, link, end, one_instance, link.ranks))
         s.memo[key] = tuple(_terms(s, link, cuts, skip))
     return s.memo[key]
 
@@ -589,17 +606,22 @@ def _distinct_terms(
         trips_counted,
     )
     if scale and key not in s.memo:
-        cuts = _cuts(s, link, trips_counted, True, _pe_rule(s, link, end, one_instance), counted_ranks)
+        pe_rule = _pe_rule(s, link, end, one_instance, counted_ranks)
+        cuts = _cuts(s, link, trips_counted, True, pe_rule, counted_ranks)
         s.memo[key] = (
             Term(scale, (*s.of_dims(link.tensor, cuts, False, True), *_missing_ranks(s, link, cuts))),
         )
     return s.memo[key] if scale else ()
 
 
-def _pe_rule(s: Formulas, link: Link, end: End, one_instance: bool) -> Callable[[int, Loop], int]:
+def _pe_rule(
+    s: Formulas, link: Link, end: End, one_instance: bool, counted_ranks: frozenset[str]
+) -> Callable[[int, Loop], int]:
     """Returns the rule by which one end counts PEs of a spatial loop: at the parent, PEs that share an access
     count once; PEs that share an instance of the child count once at both ends (they want the same tile:
     nest.py, `unrollable`).
+
+    counted_ranks: ranks along which all PEs count at a memory
     """
     shared = {name: reduce if link.is_output else multicast for name, multicast, reduce in s.wires.dims}
     unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e)
@@ -610,6 +632,8 @@ def _pe_rule(s: Formulas, link: Link, end: End, one_instance: bool) -> Callable[
             return FIRST
         if not in_parent or end is End.CHILD:
             return INSTANCE_PE if one_instance else ALL_PES
+        if end is End.MEMORY and not shared[loop.over] and loop.rank not in counted_ranks:
+            return FIRST
         if loop.rank in unshared_ranks or not shared[loop.over]:
             return ALL_PES
         return SHARED_PES if is_gathered else FIRST

@@ -592,26 +592,31 @@ def _tally(g: Program, arch: Arch, buffer: Mapping[Turn, int] | None) -> dict[Ke
         def first(turn: Turn, joins: Mapping[str, bool] = joins, p: Projection = p) -> int:
             return 0 if joins[turn.over] and turn.rank not in p.ranks() else ALL
 
+        # for first reads at a memory: of PEs that add to the same element, the first
+        def once(turn: Turn, p: Projection = p) -> int:
+            return 0 if turn.rank not in p.ranks() else ALL
+
         for outer, v in pairwise(levels):
+            united = stack_rule(outer, lambda _: TOGETHER)
             for end, into, outof in ((v, "write", "read"), (outer, "read", "write")):
                 rule = stack_rule(end, together)
                 n = fills(g, p, v, rule)
                 if output:
                     add(end, p, outof, n)
-                    n -= first_reads(g, p, v, rule) if g.levels[outer] in skips else 0
+                if output and g.levels[outer] in skips:  # each buffer once; a memory once for all of them
+                    n -= first_reads(g, p, v, rule if end == v else united)
                 add(end, p, into, n)
             if output and buffer is None:
-                all_fills, united_fills = (
-                    fills(g, p, v, lambda _: ALL),
-                    fills(g, p, v, stack_rule(outer, lambda _: TOGETHER)),
-                )
+                all_fills, united_fills = fills(g, p, v, lambda _: ALL), fills(g, p, v, united)
                 found["MAC", p.tensor, "merge"] = (
                     found.get(("MAC", p.tensor, "merge"), 0) + all_fills - united_fills
                 )
-        product_count, result_count = products(g, values_of, stack_rule(levels[-1], first))
-        add(levels[-1], p, "read", product_count - result_count * (output and g.levels[levels[-1]] in skips))
+        product_count, _ = products(g, values_of, stack_rule(levels[-1], first))
         if output:
             add(levels[-1], p, "write", product_count)
+        if output and g.levels[levels[-1]] in skips:
+            product_count -= products(g, values_of, stack_rule(levels[-1], once))[1]
+        add(levels[-1], p, "read", product_count)
     found["MAC", "-", "compute"] = products(g, values_of, own)[0]
     return found
 

@@ -57,6 +57,7 @@ class Machines(NamedTuple):
     # [machines, V, roles] bits of an element by role, in the order of ROLES; 0: as elsewhere
     elem_bits: Ints
     separate: Bools  # [machines, V] whether reads and writes have separate ports
+    latency_ns: Floats  # [machines, V] from a request to its first word
     # [machines, V, roles] where a level says which port serves what: the port of what a mapping must move of
     # a role (reads of inputs, writes of outputs), else -1; the rate of that port over the level's
     own_port: Ints
@@ -267,6 +268,7 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
     crosses its ports.
     """
     steps, computed = _steps(a.points[e], mac_units) * a.share[e], a.computed[e]
+    wait: float = m.latency_ns[i, 0] * m.clock_ghz[i]
     if m.gated.any():
         gating = 1.0
         for x in range(a.operands[e]):
@@ -286,7 +288,7 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
                     accesses = a.elems[e, x] * (a.bits[e, x] or m.word_bits[i]) / m.width_bits[i, 0]
                     port_cycles += accesses / (m.bandwidth[i, 0] * m.port_times[i, 0, a.role[e, x]])
             busiest = max(busiest, port_cycles)
-        return busiest
+        return busiest + wait
     read = written = 0.0
     for x in range(a.operands[e]):
         bits = a.elems[e, x] * (a.bits[e, x] or m.word_bits[i])
@@ -298,4 +300,4 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
     cycles: float = max(
         compute, (max(read, written) if m.separate[i, 0] else read + written) / m.bandwidth[i, 0]
     )
-    return cycles
+    return cycles + wait

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapping.nest import role
-from dse.sim.counts.actions import op_cycles, op_pj
+from dse.sim.counts.actions import first_word_cycles, op_cycles, op_pj
 from dse.sim.counts.terms import direct_elems, gathered, nonzero_share, unshared
 from hw.arch import Arch
 from workloads.einsum import Dim, Einsum, Projection
@@ -328,25 +328,27 @@ def steps(points: int, mac_units: int) -> float:
 
 def _cycles(n: Needs, r: Rates) -> float:
     """Returns the roofline in cycles: the larger of operations over all MAC units and compulsory traffic over
-    the outermost bandwidth.
+    the outermost bandwidth; and the wait for the first word of the outermost level.
     """
     compute: float = op_cycles(n.computed, steps(n.points, r.mac_units) * n.share, n.einsum, r.arch)
     outer = r.arch.levels[0]
     if outer.bypass:
         return compute
+    wait = float(first_word_cycles(outer, r.arch)) if n.einsum.inputs else 0.0
     if not isinstance(outer.ports, str):
         port_cycles: dict[str, float] = {}
         for p, (elems, bits, write) in zip(n.einsum.tensors(), n.operands, strict=True):
             port, times = outer.port(role(n.einsum, p.tensor), "write" if write else "read")
             accesses = elems * (bits or r.arch.word_bits) / outer.width_bits
             port_cycles[port] = port_cycles.get(port, 0.0) + accesses / (outer.bandwidth * times)
-        return max(compute, *port_cycles.values())
+        return max(compute, *port_cycles.values()) + wait
     moved_bits = [0.0, 0.0]
     for elems, bits, write in n.operands:
         moved_bits[write] += elems * (bits or r.arch.word_bits)
     read, written = moved_bits[0] / outer.width_bits, moved_bits[1] / outer.width_bits
-    return max(
-        compute, (max(read, written) if outer.ports == "separate" else read + written) / outer.bandwidth
+    return (
+        max(compute, (max(read, written) if outer.ports == "separate" else read + written) / outer.bandwidth)
+        + wait
     )
 
 

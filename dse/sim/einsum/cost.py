@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping, bits_at
-from dse.sim.counts.actions import Busy, accesses_per_elem, action_pj, busy, compute_component, elapsed_cycles
+from dse.sim.counts.actions import (
+    UNPRICED,
+    Busy,
+    accesses_per_elem,
+    action_pj,
+    busy,
+    compute_component,
+    elapsed_cycles,
+)
 from dse.sim.counts.counts import Count, Footprint, added_up, busiest, counted, instance_counts, steps
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest
 from dse.sim.counts.terms import NestSums
@@ -103,7 +111,7 @@ def price(
             row.elems * action_pj(row.key, e, arch),
         )
         for row in added_up(rows, before)
-        if row.action != "fold"
+        if row.action not in UNPRICED
     ]
     leak = arch.leak_mw() * cycles / arch.clock_ghz
     if any_nonzero(leak):

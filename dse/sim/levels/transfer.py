@@ -29,7 +29,16 @@ from dse.sim.counts.actions import Key
 from dse.sim.counts.counts import Count, Counted, Footprint
 from dse.sim.counts.counts import footprints as count_footprints
 from dse.sim.counts.spans import ALL, ALL_PES, FIRST
-from dse.sim.counts.terms import Link, links, moves_in_lines, nonzero_share, serves, tile_count, tile_sizes
+from dse.sim.counts.terms import (
+    Link,
+    additions,
+    links,
+    moves_in_lines,
+    nonzero_share,
+    serves,
+    tile_count,
+    tile_sizes,
+)
 from hw.arch import Access, Arch, Level
 from workloads.arrays import Ints
 from workloads.einsum import Dim, Einsum, Projection
@@ -238,8 +247,9 @@ def _of_link(c: Counted, link: Link, arch: Arch, layout: Layout) -> Iterator[Tra
         return
     yield _transfer(r, level, layout, "write", visits, False, elems)
     if read_visits := visits - (first_visits if skips_first else 0):
-        minus_skipped = sums.total(serves(s, link, False, skip=True)) if level.skip_first_read else 0.0
-        yield _transfer(r, level, layout, "read", read_visits, skips_first, elems + minus_skipped)
+        if level.skip_first_read:
+            elems += sums.total(serves(s, link, False, skip=True)) + sums.total(additions(s, link, False))
+        yield _transfer(r, level, layout, "read", read_visits, skips_first, elems)
 
 
 def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ...]:
@@ -254,14 +264,10 @@ def _visits(r: Route, united_from: int, first: bool = False) -> int:
     `united_from` over ranks that the tensor lacks. PEs that share an access count once.
 
     united_from: boxes of all trips of the loops from this position on are united into one
-    first: only the first trips of temporal loops count
+    first: only the first request of each box counts
     """
     trips_counted = {
-        i: FIRST
-        if i >= united_from or (loop.over in r.shared if loop.over else first)
-        else ALL_PES
-        if loop.over
-        else ALL
+        i: FIRST if first or i >= united_from or loop.over in r.shared else ALL_PES if loop.over else ALL
         for i, loop in r.loops
     }
     return prod(
@@ -490,7 +496,7 @@ def _order(places_of: Dict[str, TilePositions], ranks: frozenset[str], skipped: 
     PEs that share no access request the same box one after the other.
 
     ranks: the tensor's ranks
-    skipped: True leaves out requests in the first trips of all loops over other ranks
+    skipped: True leaves out the first request in the first trips of all loops over other ranks
     """
     place_counts = [len(one.occurrences) for one in places_of.values()]
     place_index = dict(
@@ -507,7 +513,7 @@ def _order(places_of: Dict[str, TilePositions], ranks: frozenset[str], skipped: 
     order = (
         np.lexsort([trip_at[i] for i in sorted(trip_at, reverse=True)]) if trip_at else np.zeros(1, np.int64)
     )
-    order = np.repeat(order, np.where(is_counted, pe_visits, 0)[order])
+    order = np.repeat(order, (pe_visits - ~is_counted)[order])
     return {rank: places[order] for rank, places in place_index.items()}
 
 

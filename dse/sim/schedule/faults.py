@@ -47,6 +47,12 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, or "
             "take ports: shared and no write_bandwidth and writes_per_cycle"
         ]
+    if arch.with_latency() and not schedule.is_unfused():
+        return [
+            "einsums share loops, tensors or time, and waits for first words are counted of einsums in turn; "
+            f"{arch.name} has {', '.join(f'{name}.latency_ns' for name in arch.with_latency())}: map its "
+            "einsums one by one, or leave latency_ns out"
+        ]
     if arch.with_sharing() and not schedule.is_unfused():
         return [
             "einsums share loops, tensors or time, which is not counted where PEs along dimensions share a "

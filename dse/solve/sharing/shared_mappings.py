@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from dse.mapping.constraints import minimal_mapping
 from dse.mapping.nest import Infeasible, Mapping
-from dse.sim.counts.actions import action_pj, elapsed_cycles
+from dse.sim.counts.actions import UNPRICED, action_pj, elapsed_cycles
 from dse.sim.counts.counts import footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
@@ -265,7 +265,7 @@ def cost_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> BatchCost:
 
 def pj_on(batch: MachineBatch, e: Einsum, cost: EinsumCost) -> Floats:
     """Returns the energy of a mapping without leakage, by kind of prices."""
-    count_rows, pj = [row for row in cost.counts if row.action != "fold"], np.empty(len(batch.prices))
+    count_rows, pj = [row for row in cost.counts if row.action not in UNPRICED], np.empty(len(batch.prices))
     for i, arch in enumerate(batch.by_energy.batch_arches):
         pj[i * KINDS_PER_STEP : (i + 1) * KINDS_PER_STEP] = sum(
             row.elems * action_pj(row.key, e, arch) for row in count_rows

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule, rename, sequential
 from dse.mapping.searched import Space
-from dse.sim.counts.actions import action_pj, compute_component, elapsed_cycles, op_pj
+from dse.sim.counts.actions import UNPRICED, action_pj, compute_component, elapsed_cycles, op_pj
 from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
@@ -304,7 +304,7 @@ def _price(
     cycles, bottleneck = np.zeros(shape), np.zeros(shape, np.int8)
     for i, c in enumerate(base.einsums):
         placed = placed_by_name[c.name]
-        count_rows = [row for row in c.counts if row.action != "fold"]
+        count_rows = [row for row in c.counts if row.action not in UNPRICED]
         # [counts, prices] a count has at most one price: no more than one entry of its row is above 0
         unit_pj = np.array(
             [[action_pj(row.key, placed.einsum, unit) for unit in units] for row in count_rows]

@@ -54,6 +54,7 @@ from dse.mapper.exact.kernels.state import (
     QUANTITY_KIND,
     QUANTITY_POSITION,
     QUANTITY_TENSOR,
+    RAMP,
     ROUND,
     TENSOR,
     TIE_TOLERANCE,
@@ -447,6 +448,15 @@ def fits_tensor(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool
 
 
 @njit_no_alloc
+def holds_input(v: int, holders: Ints, t: Terms) -> bool:
+    """Whether a tensor other than the output stands at level v. holders: as in `init_nodes`."""
+    found = False
+    for x in range(holders.shape[0] - 1):
+        found = found or bool(t.holder_sets[holders[x]] >> v & 1)
+    return found
+
+
+@njit_no_alloc
 def init_nodes(holders: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
     """Sets up the state for nests of one placement: the nodes to place, and compute as the innermost tile, on
     the machines that are alive.
@@ -460,6 +470,8 @@ def init_nodes(holders: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: 
             w.parts[0, j, i] = t.base[j, i]
             for x in range(holders.shape[0]):
                 w.parts[0, j, i] += sums[j, holders[x], i]
+        for v in range(levels):
+            w.parts[0, j, RAMP] += m.first_word[j, v] * holds_input(v, holders, t)
     for x in range(holders.shape[0]):
         w.holders[x] = holders[x]
     n = list_nodes(holders, False, t, m, w)

@@ -19,7 +19,7 @@ from workloads.arrays import Bools, Floats, Ints
 
 ENERGY, LATENCY, EDP = 0, 1, 2
 # Parts of a cost: PJ is energy; STEPS are cycles of compute; RAMP are cycles in which systolic arrays fill
-# and empty. The parts of ports follow (Machine.ports, exposed, through).
+# and empty, and of waits for first words. The parts of ports follow (Machine.ports, exposed, through).
 PJ, STEPS, RAMP = 0, 1, 2
 FEW_MACHINES = 2  # up to so many machines, each one is compared with bounds separately (`filter_machines`)
 MAX_BOUNDARIES = 3  # fan-out boundaries whose PEs tighten the bounds of boxes (`spatial_search.Trees`)
@@ -29,7 +29,8 @@ TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 # ONE: 1, for costs that do not depend on tiles.
 # WORDS: words of tiles. ROWS: rows of compressed tiles.
 # POINTS: accesses of compute.
-# `NODE_FIRST_READS`, `COMPUTE_FIRST_READS`: first reads that are skipped, of a node and of compute.
+# `NODE_FIRST_READS`, `COMPUTE_FIRST_READS`: first reads that are skipped, of a node and of compute; PEs of a
+#     group in the mask, and of one that does not reduce and is in the mask of irrelevant ranks, count once.
 # `NONZERO_OUTPUTS`: elements of the output, once per position of inputs with zeros (terms.sparse).
 # `FIRST_FILLS`, `LAST_DRAINS`: words of the first tiles that are fetched, and of the last tiles that are
 # drained.
@@ -99,6 +100,7 @@ class Pool(NamedTuple):
     first_tile: Ints  # [R] first tile of a rank
     largest_tile: Ints  # [n] the largest tile of the same unrolling and position
     groups_outside: Ints  # [B + 1] mask of all groups at so many outermost boundaries
+    unreduced: int  # mask of the groups whose PEs do not add up their partial sums on the way outwards
 
 
 class Machine(NamedTuple):
@@ -132,6 +134,8 @@ class Machine(NamedTuple):
     # all nodes of the position may pay: tiles outside do not sink below them, so they are not stored twice
     loop_positions: Ints
     waits_at_ends: bool  # whether first fills and last drains are waited for at some level
+    # [J, V] cycles to the first word of a level; 0 where some input stands there whatever the mapping
+    first_word: Floats
     # [X, V] bits of one tile of a tensor at a level, at most, counted in `bits` (constraints; inf: no limit)
     most_bits: Floats
     objective: int  # ENERGY, LATENCY or EDP

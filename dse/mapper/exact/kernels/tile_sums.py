@@ -257,7 +257,8 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
                 total *= p.elems[tile[r], mask_relevant]
             elif counts_touched_outputs(kind):
                 is_unshared = kind == COMPUTE_FIRST_READS and e.unshared[x, r]
-                total *= p.pes[unrolling[r], k, mask_relevant if is_unshared else mask_irrelevant]
+                mask = mask_relevant | mask_irrelevant & p.unreduced if is_unshared else mask_irrelevant
+                total *= p.pes[unrolling[r], k, mask]
             else:
                 total *= p.pieces[tile[r], mask_irrelevant]
     if kind != POINTS:
@@ -426,7 +427,8 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
             return float(p.elems[tile, mask_relevant])
         if counts_touched_outputs(kind):
             is_unshared = kind == COMPUTE_FIRST_READS and e.unshared[x, r]
-            return float(p.pes[o, k, mask_relevant if is_unshared else mask_irrelevant])
+            mask = mask_relevant | mask_irrelevant & p.unreduced if is_unshared else mask_irrelevant
+            return float(p.pes[o, k, mask])
         return float(p.pieces[tile, mask_irrelevant])
     last = e.first_dim[x + 1] - 1
     for dim in range(e.first_dim[x], last + 1):
