@@ -35,6 +35,13 @@ TABLE_RATES = "bandwidth", "actions_per_cycle"
 
 def machine_lines(spec: Machine, arch: Arch) -> list[str]:
     """Returns lines about numbers of a machine that are hardly meant, and parts slower than the clock."""
+    specs = [own for own, _ in component.unit_specs(spec)] if arch.units else [spec]
+    pairs = zip(specs, arch.units or (arch,), strict=True)
+    return list(dict.fromkeys(line for pair in pairs for line in _lines_of_one(*pair)))
+
+
+def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
+    """Returns `machine_lines` of a machine of one compute."""
     warnings = (
         *_odd_clock(spec),
         *_odd_energies(arch),

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from dse.mapping.constraints import computes
 from dse.run import record
 from dse.run.record import Column
 from dse.solve.options import SolverOptions
@@ -32,10 +33,10 @@ from dse.study.prune import (
 )
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
-from hw.arch import LAYOUT_FIELDS, Fanout, Memory, fields_of
+from hw.arch import LAYOUT_FIELDS, Arch, Fanout, MacUnit, Memory, fields_of
 from hw.columns import Table
-from hw.component import rule_faults
-from hw.space import Axis, Space, Value, is_ever_set, values
+from hw.component import has_units, rule_faults
+from hw.space import Axis, Space, Value, decode, is_ever_set, values
 from workloads import catalog, plugin
 from workloads.arrays import Floats, Ints
 from workloads.graph import Workload, unique
@@ -120,6 +121,10 @@ def load(
         sharing = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.along]
         if sharing and (line := solver.sharing_refused(sharing)):
             faults.add(line)
+        if has_units(space.template.nodes):
+            units = [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
+            if line := solver.units_refused(units):
+                faults.add(line)
         varied = {axis.key for axis in space.axes}
         apart = [
             node.name
@@ -209,6 +214,12 @@ def load(
     workers, sink = read.workers(document, faults)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))
+    if has_units(space.template.nodes) and isinstance(first := decode(space, 0), Arch):
+        try:
+            for e in (e for _, one in pairs if one for e in one.einsums):
+                computes(e, first)
+        except ValueError as fault:
+            raise StudyError(f"{path}: {fault}") from None
     plugins = _plugins(solver, objectives, space)
     if clash := _clash(plugins):
         raise StudyError(f"{path}: {clash}")

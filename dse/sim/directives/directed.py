@@ -126,6 +126,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         or arch.narrows_or_widens()
         or arch.with_ports()
         or arch.with_sharing()
+        or arch.units
         or any(f.systolic for f in arch.fanouts)
     ):
         what = (
@@ -137,6 +138,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
             if arch.with_ports()
             else "memories that PEs along dimensions share (`along`)"
             if arch.with_sharing()
+            else "several computes"
+            if arch.units
             else "the ramp of a systolic array"
         )
         raise ValueError(

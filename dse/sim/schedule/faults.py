@@ -53,6 +53,12 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             f"memory; {arch.name} has {', '.join(f'{name}.along' for name in arch.with_sharing())}: map its "
             "einsums one by one, or leave along out"
         ]
+    if arch.units and not schedule.is_unfused():
+        return [
+            "einsums share loops, tensors or time, which is not counted between computes; "
+            f"{arch.name} has {', '.join(one.compute.name.lower() for one in arch.units)}: map its einsums "
+            "one by one"
+        ]
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
     elif lines := [
