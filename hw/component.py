@@ -551,7 +551,9 @@ def unit_specs(spec: Machine) -> list[tuple[Machine, MacUnit]]:
     for one, path in zip(computes, paths(spec.nodes), strict=True):
         own = [replace(node, in_core=None) for node in path[:-1] if node is not None]
         alone = (*own, replace(one, in_core=None, takes=TAKES_ALL))
-        found.append((replace(spec, nodes=alone, word_bits=word), one))
+        places = {"", *(node.name for node in own)}.union(*(n.dims for n in own if isinstance(n, Array)))
+        rules = tuple(rule for rule in spec.mapping if rule.at.lower() in places)
+        found.append((replace(spec, nodes=alone, word_bits=word, mapping=rules), one))
     return found
 
 

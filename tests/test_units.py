@@ -20,7 +20,7 @@ import dse
 from dse.mapping.constraints import computes
 from dse.mapping.nest import Infeasible, from_data, parse, to_data
 from dse.mapping.nest import Mapping as Nest
-from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost, lower_bound, objective_value
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from dse.solve.solve import solve_unfused
@@ -146,7 +146,7 @@ def problem_of(seed: int, most: int = 1500) -> tuple[dict[str, Any], Einsum, str
     """A document, an einsum that it takes, with few mappings, and the kind of it."""
     for more in range(1000):
         rng = Random(f"units/{seed}/{more}")
-        kind = rng.choice(["products", "products", "convolutions", "others"])
+        kind = rng.choice(["products", "products", "convolutions", "others", "others"])
         document, e = drawn(rng, kind)
         own = computes_of(document, e, kind)
         if own and sum(size(e, arch, "perfect", "tensors", most) for arch in own.values()) <= most:
@@ -174,10 +174,13 @@ def wrong_answers(seed: int) -> list[str]:
         return [f"seed {seed}: {taking} take it, by hand {[*own]}"]
     lines = []
     for objective, gap in product(OBJECTIVES, (0.0, 0.05)):
+        name = f"seed {seed}, {objective}, gap {gap}"
         best = min((objective_value(objective, *pair) for pair in pairs), default=inf)
         options = SolverOptions(objective=objective, factors="perfect", gap=gap)  # type: ignore[arg-type]
-        found = solve_unfused(arch, Workload("one", (e,)), options)
-        name = f"seed {seed}, {objective}, gap {gap}"
+        try:
+            found = solve_unfused(arch, Workload("one", (e,)), options)
+        except Violated as fault:
+            return [f"{name}: {fault}"]
         if isinstance(found, Infeasible) or best == inf:
             lines += [] if isinstance(found, Infeasible) and best == inf else [f"{name}: {found}, {best}"]
             continue
@@ -282,12 +285,8 @@ def unlike_a_walk(seed: int) -> str:
     if isinstance(cost, Infeasible):
         again = einsum_cost(Problem(one, e, "energy"), nest)
         return "" if again == cost else f"seed {seed}: {cost}, by itself {again}"
-    ours = {
-        (row.level.replace(name, "MAC"), row.tensor, row.action): row.elems
-        for row in cost.counts
-        if row.elems
-    }
-    walked = {key: n for key, n in tally.total.items() if n}
+    ours = {(row.level, row.tensor, row.action): row.elems for row in cost.counts if row.elems}
+    walked = {(level.replace("MAC", name), *more): n for (level, *more), n in tally.total.items() if n}
     energy = energy_pj(tally, e, one) + leak * cost.latency_cycles / arch.clock_ghz
     same = ours == walked and isclose(cost.energy_pj, energy, rel_tol=1e-9)
     bound = lower_bound(Problem(arch, e, "energy")) <= cost.energy_pj * (1 + 1e-9)
@@ -333,6 +332,13 @@ def test_a_machine_that_cannot_be_says_why(old: str, new: str, line: str) -> Non
     _, lines = machine.parse(yaml.safe_load(NPU.replace(old, new, 1)), "npu")
     assert [one for one in lines if line in one] or line == "nodes has 2 compute", lines
     assert lines
+
+
+def test_a_mapping_on_a_compute_that_does_not_take_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.txt").write_text("store DRAM A C\nfor m tile 1\n  mac on MAC8\n")
+    (tmp_path / "w.yaml").write_text("extents: {m: 4}\neinsums: ['C[m] = gelu(A[m])']\n")
+    with pytest.raises(ValueError, match="MAC8 does not take this einsum; write mac on VALU"):
+        dse.simulate(str(tmp_path / "w.yaml"), "npu", tmp_path / "m.txt")
 
 
 REFUSED = {

@@ -274,6 +274,6 @@ def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:
                 value = getattr(node, name)
                 yield (
                     f"{node.name}.{name} = {value:.4g} is {own / usual:.3g} times the tables' "
-                    f"{value * usual / own:.4g}; "
+                    f"{value * usual / own if own else usual:.4g}; "
                     "leave it out to take theirs, or keep it if it is meant"
                 )
