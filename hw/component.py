@@ -641,7 +641,7 @@ def _along_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
         arrays = [one for one in nodes[:i] if isinstance(one, Array)]
         outside = [dim for one in arrays for dim in one.dims]
         for dim in node.along:
-            if dim not in outside:
+            if dim not in outside and None not in nodes[:i]:
                 near = closest_name(dim, outside) if outside else "list the memory inside of an array"
                 yield f"{key}: {dim} is no dimension of an array outside of it; {near}"
         for one in [one for one in nodes if isinstance(one, Array)]:

@@ -39,6 +39,7 @@ STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 # loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
 MAX_NODES = 1000
 RULED_OUT = "mappings that keep the rules"  # `Infeasible.unit` where rules exclude every mapping
+NO_TILES = "SMAUG"  # `Infeasible.level` where SMAUG's optimizers take no such einsum
 NON_NEST = "outside the nest space"  # first words of a mapping's text that is no loop nest
 MAC = re.compile(r"^mac(?: on (\w+))?$")
 FORMS = (
@@ -124,6 +125,8 @@ class Infeasible:
     def __str__(self) -> str:
         if self.unit == RULED_OUT:
             return f"{self.einsum}: no mapping keeps {self.level}; leave a rule out of mapping, or loosen it"
+        if self.level == NO_TILES:
+            return f"{self.einsum}: SMAUG has no {self.unit}; leave solver.tiling out"
         return f"{self.einsum}: {self.level} needs {self.need_bytes} {self.unit}, has {self.have_bytes}"
 
 
