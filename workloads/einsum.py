@@ -494,8 +494,8 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(f"tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1")
         if structured and int(structured[2]) > p.dims[-1].size:
             raise WorkloadError(
-                f"format of tensor {p.tensor} is {p.format}, and its rows have {p.dims[-1].size} elements; write "
-                f"N:M with M of {p.dims[-1].size} at most"
+                f"format of tensor {p.tensor} is {p.format}, and its rows have {p.dims[-1].size} elements; "
+                f"write N:M with M of {p.dims[-1].size} at most"
             )
         if structured and p.density != int(structured[1]) / int(structured[2]):
             raise WorkloadError(
