@@ -26,6 +26,7 @@ from dse.study.pareto import Cost, Trial, slug
 from dse.study.study import Study
 from hw.arch import Arch
 from hw.columns import Columns, Table
+from hw.component import has_units
 from hw.space import decode
 from workloads.arrays import Floats, Ints
 from workloads.graph import Unique
@@ -62,10 +63,14 @@ class BoundPruner:
         ]
 
     def applies(self) -> bool:
-        """True if the study prunes machines and its schedules are unfused: only then bounds of many machines
-        are computed at once, as columns.
+        """True if the study prunes machines, its schedules are unfused and machines have one compute: only
+        then bounds of many machines are computed at once, as columns.
         """
-        return self.study.search.prune and self.study.solver.schedule == "unfused"
+        return self.study.search.prune and self.bounds_are_columns()
+
+    def bounds_are_columns(self) -> bool:
+        """True if bounds of many machines are computed at once; False: machine by machine."""
+        return self.study.solver.schedule == "unfused" and not has_units(self.study.space.template.nodes)
 
     def reason(self, solved: str = "") -> str:
         """Returns why a machine is ruled out. solved: how much of it was solved, with a space behind."""
@@ -79,7 +84,7 @@ class BoundPruner:
         """
         study = self.study
         found = np.full((len(machines), len(study.objectives)), np.inf)
-        if study.solver.schedule != "unfused":
+        if not self.bounds_are_columns():
             for i, machine in enumerate(machines.tolist()):
                 arch = decode(study.space, machine)
                 if isinstance(arch, Arch) and not self.exceeds_capacity(arch):

@@ -622,8 +622,11 @@ def _einsum_columns(schedules: Sequence[ScheduleRow]) -> tuple[Columns, list[Ein
     found["kind"] = [group.einsum.kind for *_, group in rows]
     for name, attribute in (("einsum", "name"), ("einsum_key", "key"), ("occurrences", "count")):
         found[name] = [getattr(cost, attribute) for cost in costs]
-    work = [explain.work(schedule.arch, group.einsum, cost) for schedule, _, cost, group in rows]
-    return found | {name: [row[name] for row in work] for name in explain.WORK}, costs
+    work = [
+        explain.work(schedule.arch, group.einsum, cost) | explain.place(schedule.arch, cost)
+        for schedule, _, cost, group in rows
+    ]
+    return found | {name: [row[name] for row in work] for name in (*explain.WORK, "core", "unit")}, costs
 
 
 _nest = lru_cache(maxsize=1 << 14)(str)  # text of a mapping; later leases have many of the same mappings

@@ -4,6 +4,7 @@ Arch is the numbers that the cost model reads. hw/component.py builds an Arch fr
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -378,6 +379,42 @@ def read_tiles(value: object) -> tuple[TileLimit, ...]:
     return tuple(found)
 
 
+class Takes(NamedTuple):
+    """Which einsums a compute does, where a machine has several."""
+
+    kinds: tuple[str, ...] = ()  # EINSUM_KINDS, or names of functions (exp, softmax); (): all
+    bits: int | None = None  # of an element of an operand, at most; None: any
+
+    def __str__(self) -> str:
+        kinds = ", ".join(self.kinds) or "every kind"
+        return kinds if self.bits is None else f"{kinds} of up to {self.bits} bit"
+
+
+TAKES_ALL = Takes()
+
+
+def read_takes(value: object) -> Takes:
+    """Returns what a compute of a machine file takes; {} and null: all. Raises ValueError."""
+    if isinstance(value, Takes):
+        return value
+    given = {} if value is None else value
+    if not isinstance(given, Mapping):
+        raise ValueError("is no mapping; write e.g. {kinds: [products, convolutions], bits: 8}")
+    if unknown := [key for key in given if key not in Takes._fields]:
+        raise ValueError(f"has {unknown[0]}, which is no key of it; use {', '.join(Takes._fields)}")
+    bits = given.get("bits")
+    if bits is not None and (type(bits) is not int or bits < 1):
+        raise ValueError(f"gives {bits} bits; write a whole number above 0, e.g. 8")
+    kinds: tuple[str, ...] = ()
+    if "kinds" in given:
+        kinds = read_names(given["kinds"], "[products, convolutions], or of functions, [exp, softmax]")
+    for kind in kinds:
+        near = difflib.get_close_matches(kind, EINSUM_KINDS, 1, 0.8)
+        if kind not in EINSUM_KINDS and near:
+            raise ValueError(f"names {kind}; did you mean {near[0]}?")
+    return Takes(kinds, bits)
+
+
 NAMES_SCHEMA = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]})
 Names = Annotated[tuple[str, ...], BeforeValidator(read_names), NAMES_SCHEMA]
 DimNames = Annotated[tuple[str, ...], BeforeValidator(lambda value: read_names(value, "[x]")), NAMES_SCHEMA]
@@ -545,6 +582,7 @@ class Memory:
     prefetch_run: Cost | None = None  # misses per contiguous run, as measured
     prefetch_line: Cost | None = None  # misses per line, as measured
     miss_ns: Cost | None = None  # time that a miss adds
+    in_core: Name | None = None  # core that the memory is a part of; None: outside of all cores
 
     __pydantic_config__ = NO_OTHER_KEYS
 
@@ -571,6 +609,7 @@ class Array:
     # source of a multicast word on a mesh. next_level: the level outside, along one tree; same_level: the
     # nearest PE that has the word, and for the first PE the level outside
     multicast_from: MulticastSource = "next_level"
+    in_core: Name | None = None  # core that the array is a part of; None: outside of all cores
 
     __pydantic_config__ = NO_OTHER_KEYS
 
@@ -600,6 +639,22 @@ class MacUnit:
     # roles of the operands whose zeros are gated: such an operation takes its cycles, and no energy; those of
     # other operands are skipped
     gates: Gates = ()
+    # which einsums it does, of several computes: each does those that no other does cheaper
+    takes: Annotated[
+        Takes,
+        BeforeValidator(read_takes),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "properties": {
+                    "kinds": {"type": "array", "items": {"type": "string"}},
+                    "bits": {"type": "integer", "minimum": 1},
+                },
+                "additionalProperties": False,
+            }
+        ),
+    ] = TAKES_ALL
+    in_core: Name | None = None  # core that the compute is a part of; None: the machine has no cores
 
     __pydantic_config__ = NO_OTHER_KEYS
 
@@ -787,6 +842,9 @@ class Compute:
     merge_pj: float = role_field("price", 0.0, "MAC: adding a partial sum of one PE to another PE's")
     # roles of the operands whose zeros are gated (`MacUnit.gates`)
     gates: tuple[str, ...] = role_field("structure", ())
+    name: str = role_field("structure", "MAC")  # in capitals that of the file, where a machine has several
+    core: str = role_field("structure", "")  # core that it is a part of; "": the machine has none
+    takes: Takes = role_field("structure", TAKES_ALL)  # einsums that it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -807,12 +865,42 @@ class Arch:
     mapping: tuple[Rule, ...] = role_field("structure", ())  # rules that all mappings keep
     # supply voltage that prices, rates and leakage are of; None: that of each table
     vdd: float | None = role_field("label", None)
+    # Of a machine with several computes one machine each: the levels and arrays from the outermost in to
+    # this compute, and the leakage of all else beside its own. `levels` and `fanouts` are then those of all,
+    # `compute` is the first: what stands beside each other is priced, searched and bounded one by one
+    units: tuple[Arch, ...] = role_field("nodes", ())
+
+    def unit(self, name: str) -> Arch:
+        """Returns the machine as an einsum sees it that runs on a compute, by name: one of `units`; the
+        machine itself where it has one compute. Raises ValueError, one line, for another name.
+        """
+        if not self.units and not name:
+            return self
+        found = next((one for one in self.units if one.compute.name == name), None)
+        if found is None:
+            names = ", ".join(one.compute.name for one in self.units)
+            ends = f"end with `mac on {name}`" if name else "do not say on which compute they run"
+            raise ValueError(
+                f"mappings {ends}; {self.name} has {names}: write e.g. mac on {self.units[0].compute.name}"
+                if self.units
+                else f"mappings {ends}, but {self.name} has one compute; write mac"
+            )
+        return found
+
+    def cores(self) -> tuple[str, ...]:
+        """Returns the names of the cores, each once; () for a machine without."""
+        return tuple(dict.fromkeys(one.compute.core for one in self.units if one.compute.core))
 
     def instances(self, outside: int) -> int:
         """Returns how many copies there are of levels[outside], or of the MAC unit where outside is
-        len(levels).
+        len(levels): of all computes, where there are several.
         """
         level = self.levels[outside].name if outside < len(self.levels) else ""
+        if self.units:
+            if not level:
+                return sum(one.instances(len(one.levels)) for one in self.units)
+            own = next(one for one in self.units if level in one.level_index())
+            return own.instances(own.level_index()[level])
         return prod(
             size
             for f in self.fanouts
@@ -874,7 +962,11 @@ class Arch:
         return (
             self
             if outer.capacity_bits is None
-            else replace(self, levels=(replace(outer, capacity_bits=None), *self.levels[1:]))
+            else replace(
+                self,
+                levels=(replace(outer, capacity_bits=None), *self.levels[1:]),
+                units=tuple(one.unbounded() for one in self.units),
+            )
         )
 
     def prices_networks(self) -> bool:
@@ -978,13 +1070,20 @@ class Arch:
         )
 
     def components(self) -> dict[str, int]:
-        """Returns the instances of each level, of the MAC units and of the vector unit, by name."""
-        counts = [self.instances(v) for v in range(len(self.levels) + 1)]
-        return dict(zip((*(level.name for level in self.levels), "MAC", "VECTOR"), (*counts, 1), strict=True))
+        """Returns the instances of each level, of the MAC units and of the vector unit, by name; of each
+        compute, where there are several.
+        """
+        counts = [self.instances(v) for v in range(len(self.levels))]
+        levels = dict(zip((level.name for level in self.levels), counts, strict=True))
+        if self.units:
+            return levels | {one.compute.name: one.instances(len(one.levels)) for one in self.units}
+        return levels | {"MAC": self.instances(len(self.levels)), "VECTOR": 1}
 
     def areas_mm2(self) -> tuple[float, ...]:
         """Returns the silicon area of each component, all instances. Off-chip DRAM has none."""
         levels = [level.area_mm2 * self.instances(v) for v, level in enumerate(self.levels)]
+        if self.units:
+            return (*levels, *(one.compute.area_mm2 * one.instances(len(one.levels)) for one in self.units))
         mac_units = self.compute.area_mm2 * self.instances(len(self.levels))
         return (*levels, mac_units, self.compute.vector_area_mm2)
 
@@ -995,6 +1094,8 @@ class Arch:
     def leaks_mw(self) -> tuple[float, ...]:
         """Returns the static power of each component in mW, all instances."""
         levels = [level.leak_mw * self.instances(v) for v, level in enumerate(self.levels)]
+        if self.units:
+            return (*levels, *(one.compute.leak_mw * one.instances(len(one.levels)) for one in self.units))
         mac_units = self.compute.leak_mw * self.instances(len(self.levels))
         return (*levels, mac_units, self.compute.vector_leak_mw)
 
@@ -1007,7 +1108,11 @@ class Arch:
         return OPS_PER_MAC * self.peak_gmacs() / 1e3
 
     def peak_gmacs(self) -> float:
-        """Returns the rate of all MAC units that work in every cycle, in GMAC/s."""
+        """Returns the rate of all MAC units that work in every cycle, in GMAC/s: of the fastest
+        compute, where there are several, for one works at a time.
+        """
+        if self.units:
+            return max(one.peak_gmacs() for one in self.units)
         return self.instances(len(self.levels)) * self.compute.ops_per_cycle * self.clock_ghz
 
     def slow_levels(self) -> tuple[str, ...]:

@@ -24,12 +24,14 @@ from functools import lru_cache
 from itertools import chain
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hw.arch import (
+    LAYOUT_FIELDS,
     PLAIN_UNITS,
     ROLES,
     SIZE_UNITS,
+    TAKES_ALL,
     Access,
     Arch,
     Array,
@@ -412,6 +414,17 @@ def _flow(value: object) -> str:
     return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
 
 
+class Outline(NamedTuple):
+    """A node of a machine file, for the order of nodes: it may have faults of its own."""
+
+    role: str  # memory, array or compute
+    name: str
+    dims: Sequence[str] = ()  # of an array
+    core: str = ""
+
+
+N = TypeVar("N", bound=Node)
+
 FAULT_TEXTS = {  # pydantic's type of an error -> what is wrong; what to write
     "missing": "is missing; add it",
     "string_pattern_mismatch": "is no name; use lower case letters, digits and _, a letter first",
@@ -474,29 +487,128 @@ def explain(key: str, kind: str, value: object, detail: str, known: Iterable[str
     )
 
 
-def order_faults(outline: Sequence[tuple[str, str, Sequence[str]]]) -> Iterator[str]:
-    """Yields the faults in the order of nodes, one line each. outline: per node, outermost first, (memory,
-    array or compute; name; dimensions).
-    """
-    roles = [role for role, _, _ in outline]
+def order_faults(outline: Sequence[Outline]) -> Iterator[str]:
+    """Yields the faults in the order of nodes, one line each. outline: of each node, outermost first."""
+    roles = [one.role for one in outline]
     if "memory" not in roles[:1]:
         yield (
             f"nodes[0] = {roles[0] if roles else 'nothing'} must be a memory, where the tensors "
             "live; begin with e.g. - memory: dram"
         )
-    if any(name == "tiling" for _, name, _ in outline):
+    if any(one.name == "tiling" for one in outline):
         yield "nodes: name tiling is the block of the machine's tile sizes; choose another"
-    if roles.count("compute") != 1 or roles[-1] != "compute":
-        count = roles.count("compute")
-        says = "end with another node than the compute" if count == 1 else f"have {count or 'no'} compute"
+    cores = list(dict.fromkeys(one.core for one in outline))
+    if "compute" not in roles or roles[-1] != "compute":
+        says = "end with another node than the compute" if "compute" in roles else "have no compute"
         yield f"nodes {says}; end the list with exactly one - compute: mac"
+    elif cores[0]:
+        yield (
+            f"nodes[0].in_core = {cores[0]} cannot be: main memory stands outside of all cores; leave it out"
+        )
+    else:
+        yield from _core_faults(outline, cores[1:])
     for what, names in (
-        ("name", [name for _, name, _ in outline]),
-        ("dimension", [dim for _, _, dims in outline for dim in dims]),
+        ("name", [one.name for one in outline]),
+        ("dimension", [dim for one in outline for dim in one.dims]),
     ):
         for name, n in Counter(names).items():
             if n > 1:
                 yield f"nodes: {what} {name} stands {n} times; give each its own"
+
+
+def _core_faults(outline: Sequence[Outline], cores: Sequence[str]) -> Iterator[str]:
+    """Yields the faults in the order of several computes and cores. cores: the names of these."""
+    order = [*dict.fromkeys(("", *cores))]
+    places = [order.index(one.core) for one in outline]
+    for i, (one, place) in enumerate(zip(outline, places, strict=True)):
+        if i and place < places[i - 1]:
+            outside = "outside of all cores" if not one.core else f"of core {one.core}"
+            yield (
+                f"nodes[{i}] = {one.name} is {outside} and stands behind one of core {outline[i - 1].core}; "
+                "list what all cores share first, then core by core"
+            )
+    for core in order:
+        own = [one for one in outline if one.core == core]
+        first = next((i for i, one in enumerate(own) if one.role == "compute"), len(own))
+        where = f"core {core}" if core else "nodes"
+        if core and first == len(own):
+            yield f"{where} has no compute; end it with e.g. - {{compute: mac_{core}, in_core: {core}}}"
+        if not core and cores and first < len(own):
+            yield (
+                f"{own[first].name} is a compute outside of all cores ({', '.join(cores)}); write its "
+                "in_core, one of these or one of its own"
+            )
+        for one in own[first:]:
+            if one.role != "compute":
+                yield f"{one.name} stands inside of {own[first].name}, a compute; list computes last"
+
+
+def paths(nodes: Sequence[N | None]) -> list[tuple[N | None, ...]]:
+    """Returns for each compute of a machine the nodes from the outermost in to it: those of no core, then
+    those of its own. None in nodes: a node that could not be read.
+    """
+    return [
+        tuple(
+            node
+            for node in nodes
+            if node is one
+            or not (isinstance(node, MacUnit) or (node and node.in_core not in (None, one.in_core)))
+        )
+        for one in nodes
+        if isinstance(one, MacUnit)
+    ]
+
+
+def has_units(nodes: Sequence[Node | None]) -> bool:
+    """True if a machine has several computes, or cores: einsums run on one of its computes each."""
+    computes = [one for one in nodes if isinstance(one, MacUnit)]
+    return len(computes) > 1 or any(one.in_core for one in computes)
+
+
+def unit_specs(spec: Machine) -> list[tuple[Machine, MacUnit]]:
+    """Returns the machine that each compute of several stands in by itself, and this compute."""
+    computes = [node for node in spec.nodes if isinstance(node, MacUnit)]
+    word, found = word_bits_of(spec, computes[0]), []
+    for one, path in zip(computes, paths(spec.nodes), strict=True):
+        own = [replace(node, in_core=None) for node in path[:-1] if node is not None]
+        alone = (*own, replace(one, in_core=None, takes=TAKES_ALL))
+        places = {"", *(node.name for node in own)}.union(*(n.dims for n in own if isinstance(n, Array)))
+        rules = tuple(rule for rule in spec.mapping if rule.at.lower() in places)
+        found.append((replace(spec, nodes=alone, word_bits=word, mapping=rules), one))
+    return found
+
+
+def unit_faults(spec: Machine, nodes: Sequence[Node | None]) -> Iterator[str]:
+    """Yields what cannot be where a machine has several computes, or only there."""
+    computes = [one for one in nodes if isinstance(one, MacUnit)]
+    if not has_units(nodes):
+        for one in computes:
+            if one.takes != TAKES_ALL:
+                yield (
+                    f"{one.name}.takes = {one.takes} leaves einsums to another compute, and there is none; "
+                    "leave it out, or add one"
+                )
+        return
+    for one in computes:
+        if one.vector_lanes:
+            yield (
+                f"{one.name}.vector_lanes = {one.vector_lanes} stands beside other computes; give the vector "
+                "unit a compute of its own, with takes: {kinds: [others]} and ops_per_cycle"
+            )
+    kinds = sorted({one.kind for one in computes})
+    if spec.word_bits is None and len(kinds) > 1:
+        yield (
+            f"word_bits is missing: the computes are of several kinds ({', '.join(kinds)}); add e.g. "
+            "word_bits: 8"
+        )
+    for node in nodes:
+        keys = ("hop_pj", "endpoint_pj") if isinstance(node, Array) else LAYOUT_FIELDS
+        if key := next((key for key in keys if getattr(node, key, None)), ""):
+            assert node
+            yield (
+                f"{node.name}.{key} stands beside several computes: lines, rows, banks and networks are "
+                "counted for one; leave it out"
+            )
 
 
 def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
@@ -550,7 +662,7 @@ def _along_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
         arrays = [one for one in nodes[:i] if isinstance(one, Array)]
         outside = [dim for one in arrays for dim in one.dims]
         for dim in node.along:
-            if dim not in outside:
+            if dim not in outside and None not in nodes[:i]:
                 near = closest_name(dim, outside) if outside else "list the memory inside of an array"
                 yield f"{key}: {dim} is no dimension of an array outside of it; {near}"
         for one in [one for one in nodes if isinstance(one, Array)]:
@@ -1204,16 +1316,18 @@ def faults(spec: Machine) -> list[str]:
     node_lines = (line for i, node in enumerate(spec.nodes) for line in node_faults(spec, node, i == 0))
     machine_lines = (
         order_faults([outline(node) for node in spec.nodes]),
-        nesting_faults(spec.nodes),
+        unit_faults(spec, spec.nodes),
+        *(nesting_faults(path) for path in paths(spec.nodes) or [spec.nodes]),
         rule_faults(spec.mapping, spec.nodes, "mapping"),
     )
     return list(dict.fromkeys(chain(*machine_lines, node_lines)))
 
 
-def outline(node: Node) -> tuple[str, str, Sequence[str]]:
-    """Returns (memory, array or compute; name; dimensions of an array), the input of `order_faults`."""
+def outline(node: Node) -> Outline:
+    """Returns what `order_faults` reads of a node."""
     role = "memory" if isinstance(node, Memory) else "array" if isinstance(node, Array) else "compute"
-    return role, node.name, tuple(node.dims) if isinstance(node, Array) else ()
+    dims = tuple(node.dims) if isinstance(node, Array) else ()
+    return Outline(role, node.name, dims, node.in_core or "")
 
 
 def build(spec: Machine) -> Arch:
@@ -1225,6 +1339,29 @@ def build(spec: Machine) -> Arch:
     if lines := faults(spec):
         raise ComponentError("\n".join(lines))
     spec = at_supply(spec, *spec.nodes)
+    if not has_units(spec.nodes):
+        return _path_arch(spec)
+    own = [_named(_path_arch(one), node) for one, node in unit_specs(spec)]
+    levels = {level.name: level for one in own for level in one.levels}
+    fanouts = {f.name: f for one in own for f in one.fanouts}
+    first = replace(own[0], levels=tuple(levels.values()), fanouts=tuple(fanouts.values()))
+    leak_mw = replace(first, units=tuple(own)).leak_mw()
+    return replace(first, units=tuple(_with_idle(one, leak_mw) for one in own))
+
+
+def _named(one: Arch, node: MacUnit) -> Arch:
+    """Returns the Arch of one compute with what the file says of that beside its numbers."""
+    name, core = node.name.upper(), (node.in_core or "").upper()
+    return replace(one, compute=replace(one.compute, name=name, core=core, takes=node.takes))
+
+
+def _with_idle(one: Arch, leak_mw: float) -> Arch:
+    """Returns a unit of a machine with the leakage of all that idles beside it. leak_mw: of the machine."""
+    return one.with_more_leakage((leak_mw - one.leak_mw()) / one.clock_ghz)
+
+
+def _path_arch(spec: Machine) -> Arch:
+    """Returns the Arch of a machine of one compute that has no faults, its supply voltage known."""
     levels: list[Level] = []
     fanouts: list[Fanout] = []
     for i, node in enumerate(spec.nodes):

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hw import component, tiling
 from hw.arch import Arch, Array, Machine, MacUnit, Memory, Node, Tiling
+from hw.component import Outline
 from workloads import document, plugin
 from workloads.meant import meant
 
@@ -112,10 +113,12 @@ def parse(data: object, name: str, folder: Path = Path(), asked: bool = True) ->
             "..., {compute: mac, ...}]",
         ]
     parsed = [_with_table(*_node(entry, i), folder, asked) for i, entry in enumerate(listed)]
-    outline = [_outline(entry) for entry in listed]
+    outline, nodes = [_outline(entry) for entry in listed], [node for node, _ in parsed]
     if all(outline):
         faults += component.order_faults([line for line in outline if line])
-    faults += component.nesting_faults([node for node, _ in parsed])
+    faults += component.unit_faults(head, nodes)
+    for path in component.paths(nodes) or [tuple(nodes)]:
+        faults += component.nesting_faults(path)
     if all(node for node, _ in parsed):
         faults += component.rule_faults(head.mapping, [node for node, _ in parsed], "mapping")
     for i, (node, wrong) in enumerate(parsed):
@@ -158,19 +161,13 @@ def _head(data: Mapping[Any, Any]) -> tuple[Machine, list[str]]:
         return MACHINE_ADAPTER.validate_python(sound_values | stand_in), _lines(error, "", (*HEAD, "nodes"))
 
 
-def _outline(entry: object) -> tuple[str, str, list[str]] | None:
-    """Returns (memory, array or compute; name; dimensions) of an entry of `nodes`; None if it is none of
-    these.
-    """
+def _outline(entry: object) -> Outline | None:
+    """Returns what the order of nodes depends on of an entry of `nodes`; None if it is no node."""
     role = next((r for r in NODE_TYPES if isinstance(entry, dict) and r in entry), None)
     if role is None or not isinstance(entry, dict):
         return None
-    dims = entry.get("dims")
-    return (
-        role,
-        str(entry[role]),
-        [str(d) for d in dims] if role == "array" and isinstance(dims, dict) else [],
-    )
+    dims = [str(d) for d in entry["dims"]] if isinstance(entry.get("dims"), dict) else []
+    return Outline(role, str(entry[role]), dims if role == "array" else [], str(entry.get("in_core") or ""))
 
 
 def _node(entry: object, i: int) -> tuple[Node | None, list[str]]:

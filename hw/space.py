@@ -57,6 +57,7 @@ HEAD = (
     "word_bits",
     "overlap",
 )  # fields of Machine that belong to no node
+OF_FILES = ("name", "dims", "in_core", "takes")  # fields of nodes that no axis names
 # roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
@@ -161,7 +162,7 @@ def keys(template: Machine) -> dict[str, Any]:
             found |= {
                 f"{node.name}.{dim}": _bare(get_args(get_args(hints["dims"])[0])[1]) for dim in node.dims
             }
-        found |= {f"{node.name}.{f}": _bare(hint) for f, hint in hints.items() if f not in ("name", "dims")}
+        found |= {f"{node.name}.{f}": _bare(hint) for f, hint in hints.items() if f not in OF_FILES}
     return found
 
 
@@ -485,6 +486,7 @@ def built_values(spec: Machine, arch: Arch) -> dict[str, Value]:
     """`static_values` of a machine that is no point of a space."""
     found = _fields(spec)
     levels = iter(arch.levels)
+    computes = {one.compute.name: one.compute for one in arch.units}
     for node in spec.nodes:
         if isinstance(node, Memory):
             level = next(levels)
@@ -495,7 +497,7 @@ def built_values(spec: Machine, arch: Arch) -> dict[str, Value]:
                 f"{node.name}.bandwidth": level.bandwidth / per_gbps,
             }
         elif isinstance(node, MacUnit):
-            found |= _tabulated(node, arch.compute)
+            found |= _tabulated(node, computes.get(node.name.upper(), arch.compute))
     if arch.vdd is not None:
         found["vdd"] = arch.vdd
     found["die_cost_usd"] = die.cost_usd(arch.area_mm2(), spec.node_nm or nan)
@@ -524,9 +526,7 @@ def _fields(spec: Machine) -> dict[str, Value]:
         if isinstance(node, Array):
             found |= {f"{node.name}.{dim}": size for dim, size in node.dims.items()}
         found |= {
-            f"{node.name}.{f.name}": getattr(node, f.name)
-            for f in fields(node)
-            if f.name not in ("name", "dims")
+            f"{node.name}.{f.name}": getattr(node, f.name) for f in fields(node) if f.name not in OF_FILES
         }
     return {key: nan if value is None else value for key, value in found.items()}
 

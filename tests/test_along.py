@@ -106,6 +106,14 @@ def test_bounds_areas_and_leakage_of_many_machines_are_those_of_each() -> None:
     assert [arch.instances(v) for v in range(5)] == [1, 1, 4, 2, 8]
 
 
+def test_along_at_an_array_is_one_fault() -> None:
+    """What stands inside of a node that cannot be read is not said to be wrong, too."""
+    data = yaml.safe_load(ROWS)
+    data["nodes"][2]["along"] = ["x"]
+    _, lines = machine.parse(data, "rows")
+    assert [line.partition(";")[0] for line in lines] == ["pe.along = ['x'] is no known key"]
+
+
 REFUSED = {
     "schedule": {"solver.schedule": "fused"},
     "pipelines": {"solver.schedule": "pipelined"},

@@ -340,7 +340,6 @@ def test_all_faults_come_at_once() -> None:
         build(broken)
     lines = str(fault.value).splitlines()
     assert [line.split(" ", 1)[0] for line in lines] == [
-        "nodes",
         "nodes:",
         "nodes:",
         "dram.bypass",

@@ -290,6 +290,60 @@ mapspace_constraints:
     ]
 
 
+def test_orders_that_fix_nothing_and_room_for_indices(tmp_path: Path) -> None:
+    """An order of loops of which one may have trips says nothing; metadata take room beside values."""
+    text = """
+architecture:
+  version: 0.4
+  nodes:
+  - !Component {name: DRAM, class: DRAM, attributes: {type: LPDDR4, width: 64, datawidth: 8},
+     constraints: {temporal: {permutation: [K], factors: K=1}}}
+  - !Component {name: RF, class: regfile, attributes: {depth: 64, width: 8, datawidth: 8,
+     metadata_storage_depth: 32, metadata_storage_width: 4},
+     constraints: {temporal: {permutation: [N, K, M], factors: M=1 N=1}}}
+  - !Component {name: LRF, class: regfile, attributes: {depth: 64, width: 8, datawidth: 8},
+     constraints: {temporal: {permutation: [N, K, M], factors: M=1}}}
+  - !Component {name: MAC, class: intmac, attributes: {multiplier_width: 8}}
+"""
+    put(tmp_path, arch=text)
+    lossy = dse("convert", "timeloop", "arch.yaml", "-o", "d", "--lossy", folder=tmp_path)
+    assert [line.partition(":")[2] for line in lossy.stderr.splitlines() if line.startswith("lost")] == [
+        " arch.yaml: LRF.constraints.temporal: permutation: the mapper chooses the order of loops"
+    ]
+    nodes = yaml.safe_load((tmp_path / "d" / "machine.yaml").read_text())["nodes"]
+    assert [node.get("capacity") for node in nodes[1:3]] == ["80 B", "64 B"]
+
+
+def test_a_compute_beside_the_array_is_a_core(tmp_path: Path) -> None:
+    """As in AccelForge's tpu_v4i: functions run on a unit outside of the PEs."""
+    text = """
+arch:
+  nodes:
+  - !Memory {name: Main, size: inf, leak_power: 0, area: 0, tensors: {keep: All},
+     actions: [{name: read, energy: 7e-12, throughput: 1e11}, {name: write, energy: 7e-12, throughput: 1e11}]}
+  - !Memory {name: Buffer, size: 8192, leak_power: 1e-3, area: 1e-6, tensors: {keep: All},
+     actions: [{name: read, energy: 1e-12, throughput: inf}, {name: write, energy: 1e-12, throughput: inf}]}
+  - !Compute {name: Scalar, area: 1e-6, leak_power: 0, enabled: len(All) == 2,
+     actions: [{name: compute, energy: 0, throughput: 4e9}]}
+  - !Container {name: PE, spatial: [{name: a, fanout: 4, reuse: input}, {name: b, fanout: 2, reuse: output}]}
+  - !Compute {name: MAC, leak_power: 0, area: 1e-9, enabled: len(All) == 3,
+     actions: [{name: compute, energy: 1e-12, throughput: 1e9}]}
+"""
+    put(tmp_path, arch=text)
+    good("convert", "accelforge", "arch.yaml", "-o", "d", folder=tmp_path)
+    arch = machine.load_arch(str(tmp_path / "d" / "machine.yaml"))
+    assert [(one.compute.name, one.compute.core, one.instances(2)) for one in arch.units] == [
+        ("SCALAR", "WITH_SCALAR", 1),
+        ("MAC", "WITH_MAC", 8),
+    ]
+    (tmp_path / "w.yaml").write_text(
+        "extents: {m: 4, n: 4, k: 4}\neinsums: ['C[m,n] += A[m,k] * B[k,n]', 'S[m,n] = softmax(C[m,n])']\n"
+    )
+    found = api.map(str(tmp_path / "w.yaml"), str(tmp_path / "d" / "machine.yaml"))
+    assert [row["unit"] for row in found.einsums] == ["MAC", "SCALAR"]
+    assert "parfor n in [0:4) tile 1 over A" in found.einsums[0]["mapping"]
+
+
 def test_energies_of_an_ert(tmp_path: Path) -> None:
     ert = """
 ERT:

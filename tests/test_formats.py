@@ -137,6 +137,7 @@ def test_a_format_needs_no_quotes_in_yaml(tmp_path: Path) -> None:
 
 FAULTS = {
     "{format: {A: '4:2'}}": "format of tensor A is 4:2; of M neighbours N, fewer than M, are nonzero",
+    "{format: {A: '2:64'}}": "format of tensor A is 2:64, and its rows have",
     "{format: {A: '2:4'}, density: {A: 0.3}}": "tensor A is 2:4 and has density 0.3; leave density out",
     "{format: {A: 'ellpack'}}": "it must be dense, csr, coo, rle, bitmask, or N:M as 2:4",
     "{format: {Y: coo}}": "tensor Y cannot be coo; only an input can",

@@ -38,6 +38,7 @@ from hw.arch import (
     Memory,
     Rule,
     Slot,
+    Takes,
     Tiling,
     fields_of,
     role,
@@ -108,6 +109,7 @@ def another(value: Any, name: str) -> Any:
         "shared": ((), ((), ("REG",))),
         "gates": ((), ("input",)),
         "along": ((), ("X",)),
+        "takes": (Takes(), Takes(bits=8)),
     }
     if name in known:
         return next(one for one in known[name] if one != value)

@@ -160,6 +160,7 @@ def test_every_field_of_a_space_changes_its_words() -> None:
         "layouts": "all",
         "shares": True,
         "rules": ("x: ranks k",),
+        "units": ("MAC8", "VEC"),
     }
     assert {f.name for f in fields(Mappings)} == set(own)
     assert (

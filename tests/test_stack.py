@@ -164,7 +164,7 @@ def test_no_mapper_is_asked_and_what_cannot_be_tiled_is_infeasible_with_its_reas
     assert isinstance(wide, Infeasible)
     assert (wide.level, wide.have_bytes) == ("ISPAD", 32768)
     assert wide.need_bytes > wide.have_bytes
-    assert "SMAUG needs 1 optimizers of sparse tensors" in str(
+    assert "SMAUG has no optimizers of sparse tensors; leave solver.tiling out" in str(
         solve(SMV, catalog.load("spmm:m=64,k=64,n=8,nnz=400"), SMAUG)
     )
 

@@ -492,6 +492,11 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
         sizes = [d.size for d in p.dims]
         if min(sizes) < 1 or not 0 < p.density <= 1 or (p.bits is not None and p.bits < 1):
             raise WorkloadError(f"tensor {p.tensor} needs sizes and bits of at least 1 and 0 < density <= 1")
+        if structured and int(structured[2]) > p.dims[-1].size:
+            raise WorkloadError(
+                f"format of tensor {p.tensor} is {p.format}, and its rows have {p.dims[-1].size} elements; "
+                f"write N:M with M of {p.dims[-1].size} at most"
+            )
         if structured and p.density != int(structured[1]) / int(structured[2]):
             raise WorkloadError(
                 f"tensor {p.tensor} is {p.format} and has density {p.density:g}; leave density out"

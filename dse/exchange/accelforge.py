@@ -117,20 +117,28 @@ def _machine(file: str, arch: Any, workload: Mapping[str, Any] | None, notes: No
     nm = machines.node_nm(f"{tech * 1e9:g}nm" if tech else "", file, notes)
     assert isinstance(given, list)
     nodes: list[dict[str, Any]] = []
+    rules: list[dict[str, Any]] = []
+    several = sum(str(node[TAG]) == "Compute" for node in given) > 1
+    core: dict[str, str] = {}  # of nodes behind a compute
     for node in given:
-        nodes += _spatial(file, node, notes)
+        arrays, own_rules = _spatial(file, node, notes)
+        nodes, rules = [*nodes, *(array | core for array in arrays)], rules + own_rules
         kind = str(node[TAG])
         if kind == "Memory":
-            nodes.append(_memory(file, node, nm, not any("memory" in one for one in nodes), notes))
-        elif kind == "Compute" and node is given[-1]:
-            nodes.append(_compute(file, node))
+            nodes.append(_memory(file, node, nm, not any("memory" in one for one in nodes), notes) | core)
+        elif kind == "Compute":
+            compute = _compute(file, node)
+            name = {"in_core": f"with_{compute['compute']}"} if several and node is not given[-1] else core
+            nodes.append(compute | name | (_takes(file, node, notes) if several else {}))
+            core = {"in_core": f"with_{machines.name(str(given[-1].get('name')))}"} if several else {}
         elif kind != "Container":
             notes.lost(file, f"arch.{node.get('name', kind)}", f"!{kind} is not carried over")
     notes.assumed(
         file, "clock", f"AccelForge has none; {CLOCK_MHZ:g} MHz, rates per second are per cycle of it"
     )
     head = {"name": machines.name(Path(file).stem), "clock_mhz": CLOCK_MHZ, "node_nm": nm}
-    return head | {"word_bits": _word_bits(workload), "overlap": "free", "nodes": nodes}
+    found = head | {"word_bits": _word_bits(workload), "overlap": "free"}
+    return found | ({"mapping": rules} if rules else {}) | {"nodes": nodes}
 
 
 def _word_bits(workload: Mapping[str, Any] | None) -> int:
@@ -138,7 +146,33 @@ def _word_bits(workload: Mapping[str, Any] | None) -> int:
     return max(bits) if bits else WORD_BITS
 
 
-def _spatial(file: str, node: Mapping[str, Any], notes: Notes) -> list[dict[str, Any]]:
+def _takes(file: str, node: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+    """Returns which einsums one of several computes does: those of two tensors are functions, all others
+    products.
+    """
+    enabled = str(node.get("enabled", True)).replace(" ", "")
+    kinds = {"len(All)==2": ["others"], "len(All)==3": ["products", "convolutions"]}.get(enabled)
+    where = f"arch.{node.get('name')}.enabled"
+    if kinds:
+        notes.assumed(file, where, f"{enabled}: {', '.join(kinds)}; sums of two tensors are others, too")
+    elif enabled != "True":
+        notes.lost(file, where, f"{enabled} is no number of tensors; takes all einsums")
+    return {"takes": {"kinds": kinds}} if kinds else {}
+
+
+# ranks that a tensor lacks, by role: those along which PEs may share it
+LACKED = {
+    "input": ["output_channel"],
+    "weight": ["batch", "output_row", "output_column"],
+    "output": ["input_channel", "filter_row", "filter_column"],
+}
+
+
+def _spatial(
+    file: str, node: Mapping[str, Any], notes: Notes
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the array in front of a node, if any, and the rules of what is unrolled over it."""
+    rules: list[dict[str, Any]] = []
     dims: dict[str, int] = {}
     shared: list[str] = []
     title = str(node.get("name"))
@@ -149,15 +183,25 @@ def _spatial(file: str, node: Mapping[str, Any], notes: Notes) -> list[dict[str,
         dims[dim] = int(size or 1)
         if one.get("may_reuse") != "Nothing":
             shared.append(dim)
-        others = sorted(set(one) - {"name", "fanout", *(["may_reuse"] if dim not in shared else [])})
-        if others:
+        reused = LACKED.get(str(one.get("reuse")).strip())
+        if reused:
+            says = f"reuse: {one['reuse']}: of the ranks that it lacks those with a role are unrolled there"
+            notes.assumed(file, f"{title}.spatial.{dim}", says)
+            rules.append({"at": dim, "ranks": reused})
+        carried = {
+            "name",
+            "fanout",
+            *(["may_reuse"] if dim not in shared else []),
+            *(["reuse"] * bool(reused)),
+        }
+        if others := sorted(set(one) - carried):
             says = f"{', '.join(others)}: the mapper chooses which ranks are unrolled there"
             notes.lost(file, f"{title}.spatial.{dim}", says)
     if not dims:
-        return []
+        return [], rules
     found: dict[str, Any] = {"array": machines.name(title if node[TAG] == "Container" else f"{title}_copies")}
     reuse = {} if len(shared) == len(dims) else {"multicast": shared or False, "reduce": shared or False}
-    return [found | {"dims": dims} | reuse]
+    return [found | {"dims": dims} | reuse], rules
 
 
 def _actions(node: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -173,7 +217,9 @@ def _memory(
     wide = [number(one.get("bits_per_action")) for one in actions.values() if one.get("bits_per_action")]
     bits = number(node.get("size", "inf"))
     if bits is None:
-        notes.lost(file, f"{title}.size", f"{component.show(node['size'])} is no number; one word taken")
+        one_element = re.match(r"\s*(input|weight|output)\.bits_per_value\b", str(node["size"]))
+        note = notes.assumed if one_element else notes.lost
+        note(file, f"{title}.size", f"{component.show(node['size'])} is no number; one word taken")
         bits = float(WORD_BITS)
     if bits < 1:
         refuse([f"{file}: {title}.size = {component.show(node['size'])} bits hold nothing; raise it"])

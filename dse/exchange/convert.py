@@ -179,6 +179,8 @@ def written(
     Raises Unreadable for what it cannot express, NotCarried where it would cost something else there.
     """
     notes = Notes()
+    if arch.units:
+        raise ValueError(f"{arch.name} has several computes, which mappings for {peer} cannot name")
     found = WRITERS[peer](mappings, {e.name: e for e in einsums}, arch, names, notes)
     if losses := notes.losses():
         raise NotCarried("\n".join(losses))

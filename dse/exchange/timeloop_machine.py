@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from dse.exchange import machines
@@ -41,6 +41,7 @@ READ = {
     "memory_width", "memory_depth", "n_rdwr_ports", "nports", "num_ports", "n_rd_ports", "n_wr_ports",
     "n_rw_ports", "update_fifo_depth", "latency",
 }  # fmt: skip
+METADATA = ("metadata_storage_depth", "metadata_storage_width")  # lines, and bits of each, for indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,10 @@ def _part(node: Mapping[str, Any], kind: str, inherited: Mapping[str, Any], read
                 ]
             )
     for key in sorted(set(node.get("attributes") or {})):
-        if kind != "Container" and key.lower() not in READ:
+        if key.lower() in METADATA:
+            says = "beside nonzeros stand their indices here: room for both in one capacity, traffic of both"
+            reader.notes.assumed(reader.file, f"{title}.{key}", says)
+        elif kind != "Container" and key.lower() not in READ:
             reader.notes.lost(reader.file, f"{title}.{key}", "changes nothing here")
     for key in sorted(set(node) - {TAG, "name", "class", "subclass", "spatial", "attributes", "constraints"}):
         reader.notes.lost(reader.file, f"{title}.{key}", "is not carried over")
@@ -250,7 +254,9 @@ def _machine(reader: Reader, parts: Sequence[Part], title: str) -> Named:
         elif not part.is_container and _is_memory(part):
             is_outermost = not any("memory" in node for node in nodes)
             nodes.append(_memory(reader, part, is_outermost))
-            rules += _temporal_rules(reader, part) + ([] if is_outermost else _keep_rules(reader, part))
+            rules += _temporal_rules(reader, part, parts) + (
+                [] if is_outermost else _keep_rules(reader, part)
+            )
         elif not part.is_container:
             reader.notes.lost(
                 reader.file, part.title, f"is no memory ({part.kind}); its energy is not counted"
@@ -311,16 +317,19 @@ def _spatial_rules(reader: Reader, part: Part, dims: Sequence[str]) -> list[dict
     return rules
 
 
-def _temporal_rules(reader: Reader, part: Part) -> list[dict[str, Any]]:
-    """Returns the rules of the temporal constraints of a memory."""
+def _temporal_rules(reader: Reader, part: Part, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Returns the rules of the temporal constraints of a memory. parts: of the whole architecture."""
     block = part.constraints.get("temporal")
     if not isinstance(block, dict) or not block:
         return []
     where = f"{part.title}.constraints.temporal"
-    if "permutation" in block:
-        reader.notes.lost(reader.file, where, "permutation: the mapper chooses the order of loops")
     _lose_others(reader, where, block, {"factors", "permutation"})
     factors = _factors(reader, where, block)
+    ordered = [rank for rank in _order(block) if factors.get(rank) != 1]
+    named = {rank for one in parts for rank in _order(one.constraints.get("temporal") or {})}
+    # an order says nothing of loops of one trip, nor of a single loop beside no others
+    if len(ordered) > 1 or (ordered and {rank for rank in named if factors.get(rank) != 1} != {*ordered}):
+        reader.notes.lost(reader.file, where, "permutation: the mapper chooses the order of loops")
     return [{"at": machines.name(part.title), "factors": factors}] if factors else []
 
 
@@ -360,6 +369,8 @@ def _memory(reader: Reader, part: Part, is_outermost: bool) -> dict[str, Any]:
         )
     own_width = max(int(-(-own_width // 1)), 1)
     bits = None if depth is None or depth == inf else depth * width
+    metadata = (_value(reader, part, name) or 0 for name in METADATA)
+    bits = None if bits is None else bits + prod(metadata)
     capacity = None
     if bits is not None:
         capacity = machines.whole_bytes(bits * scale, reader.file, f"{part.title}.depth", reader.notes)

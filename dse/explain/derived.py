@@ -3,8 +3,8 @@ of unfused schedules, and prices of levels, for the machines asked for.
 
 A machine's choice is one mapping per distinct einsum. Rows with the same mapping are costed together, as
 NumPy arrays through the same formulas (`cost.price`), however much their machines differ in sizes, prices and
-rates. The results equal those of each machine by itself. Machines with costs of layouts or hops are costed
-one by one.
+rates. The results equal those of each machine by itself. Machines with costs of layouts or hops, or with
+several computes, are costed one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_DECODED = 1 << 16  # decoded machines, and nests, in memory
 COST_FIELDS = [
     name
     for name in EINSUMS_FIELDS
-    if name not in ("position", "kind", "einsum_key", "einsum", "occurrences", *values.WORK)
+    if name not in ("position", "kind", "einsum_key", "einsum", "occurrences", "core", "unit", *values.WORK)
 ]
 
 
@@ -257,7 +257,7 @@ def _costing_structure(arch: Arch) -> Arch:
     Capacities only decide what fits, which is settled for stored mappings. Sizes of PE arrays matter for
     leakage and for the ramp of systolic arrays; `_with_array_sizes` puts them back, one per machine.
     """
-    return arch if arch.layout_sensitive() else arch.structure().sizeless()
+    return arch if arch.layout_sensitive() or arch.units else arch.structure().sizeless()
 
 
 def _with_array_sizes(batch: Arch, arches: Sequence[Arch]) -> Arch:
@@ -299,7 +299,7 @@ def _equal_choices(context: RunContext, rows: Sequence[ChosenRow]) -> Iterator[E
     """Yields all choices of the rows with their costs, equal choices together."""
     for row_indices, einsum_index, key, nest, arches in _groups_of_equal(context, rows):
         e = context.groups[rows[row_indices[0]].workload][einsum_index].einsum
-        is_scalar = len(row_indices) == 1 or arches[0].layout_sensitive()
+        is_scalar = len(row_indices) == 1 or arches[0].layout_sensitive() or bool(arches[0].units)
         problem = Problem(arches[0], e, context.study.solver.objective)
         group_cost = einsum_cost(problem, nest) if is_scalar else _without_costs(problem, nest)
         if isinstance(group_cost, Infeasible) or group_cost.mapping_key != key:
@@ -433,7 +433,7 @@ def _cycles(context: RunContext, machines: Any, workloads: Any, keys: Any) -> pa
     for row_indices, einsum_index, _, nest, arches in _groups_of_equal(context, rows):
         e, is_scalar = (
             context.groups[rows[row_indices[0]].workload][einsum_index].einsum,
-            arches[0].layout_sensitive(),
+            arches[0].layout_sensitive() or bool(arches[0].units),
         )
         scalar_cost = (
             einsum_cost(Problem(arches[0], e, context.study.solver.objective), nest) if is_scalar else None
@@ -491,6 +491,7 @@ def _einsum_row(position: int, c: EinsumCost, group: Unique, arch: Arch) -> dict
         "occurrences": c.count,
         **{name: getattr(c, name) for name in COST_FIELDS},
         **values.work(arch, group.einsum, c),
+        **values.place(arch, c),
     }
 
 
@@ -536,12 +537,13 @@ def _prices(context: RunContext, machines: Any) -> pa.Array:
 
 
 def price_rows(arch: Arch) -> list[dict[str, Any]]:
-    """Returns the rows of the view prices of one machine: levels, fan-outs, vector unit and MAC units."""
+    """Returns the rows of the view prices of one machine: levels, fan-outs, vector unit and MAC units
+    (of several computes each).
+    """
 
     def own_prices(node: Level | Fanout | Compute) -> dict[str, Any]:
         return {name: getattr(node, name) for name in fields_of(type(node), "price", "network")}
 
-    mac_unit = arch.compute
     rows: list[dict[str, Any]] = [
         {
             "level": level.name,
@@ -562,20 +564,22 @@ def price_rows(arch: Arch) -> list[dict[str, Any]]:
         for f in arch.fanouts
         if any(own_prices(f).values())
     ]
-    if mac_unit.alu_per_cycle is not None:
-        vector = {"leak_mw": mac_unit.vector_leak_mw, "area_mm2": mac_unit.vector_area_mm2}
+    if not arch.units and arch.compute.alu_per_cycle is not None:
+        vector = {"leak_mw": arch.compute.vector_leak_mw, "area_mm2": arch.compute.vector_area_mm2}
         rows.append({"level": "VECTOR", **vector, "instances": 1})
-    mac_row = {
-        "level": "MAC",
-        **own_prices(mac_unit),
-        "bandwidth": mac_unit.ops_per_cycle,
-        "leak_mw": mac_unit.leak_mw,
-        "area_mm2": mac_unit.area_mm2,
-    }
-    return [
-        {**row, "clock_ghz": arch.clock_ghz, "vdd": arch.vdd}
-        for row in (*rows, {**mac_row, "instances": arch.instances(len(arch.levels))})
-    ]
+    for one in arch.units or (arch,):
+        unit = one.compute
+        rows.append(
+            {
+                "level": unit.name,
+                **own_prices(unit),
+                "bandwidth": unit.ops_per_cycle,
+                "leak_mw": unit.leak_mw,
+                "area_mm2": unit.area_mm2,
+                "instances": one.instances(len(one.levels)),
+            }
+        )
+    return [{**row, "clock_ghz": arch.clock_ghz, "vdd": arch.vdd} for row in rows]
 
 
 # functions of SQL (dse/explain/functions.py) by name: Arrow columns in, one column out

@@ -320,7 +320,7 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
         write_pj=arch.levels[0].width_bits / 8,
     )
     buffer = Level("BUFFER", round(8 * capacity), arch.word_bits, 0.0, 0.0, bypass=False)
-    return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0))
+    return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0), units=())
 
 
 class RetentionBar(NamedTuple):

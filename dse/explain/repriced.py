@@ -42,7 +42,7 @@ from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch, Compute, Level, Memory, fields_of
 from hw.columns import Columns, Table, concatenated, group_equal_rows
-from hw.component import closest_name
+from hw.component import closest_name, has_units
 from hw.space import decode
 from workloads.arrays import Bools, Floats, Ints
 from workloads.graph import Unique
@@ -167,6 +167,8 @@ def _refusal(study: Study) -> str:
             f"unfused; this is one of objective = {solver.objective}, schedule = {solver.schedule}, tiling = "
             f"{solver.tiling}"
         )
+    if has_units(study.space.template.nodes):
+        return "what_if and robust: machines with one compute are priced again, and this has several"
     return ""
 
 

@@ -73,6 +73,14 @@ def work(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, Any]:
     return dict(zip(WORK, (e.macs(), moved, _utilization(arch, c, e)), strict=True))
 
 
+def place(arch: Arch, c: EinsumCost) -> dict[str, str | None]:
+    """The compute that an einsum runs on, and the core of that; None on a machine with one compute, without
+    cores.
+    """
+    core = arch.unit(c.mapping.unit).compute.core
+    return {"core": core or None, "unit": c.mapping.unit or None}
+
+
 def moved_bytes(arch: Arch, e: Einsum, c: EinsumCost) -> dict[str, float]:
     """Level -> bytes that one run of an einsum reads and writes there. At a level with
     cache lines, unused bytes of a line count, too, and so does the read of a line that is written in part
@@ -135,17 +143,24 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
     instance, area and leakage of all; what a narrow screen may leave out comes last. array: what makes the
     instances of one out of the component outside. elements: their bits by role, where a memory gives them a
     width of their own. shared_along: dimensions along which PEs share an instance, where they do so of a
-    memory.
+    memory. core, takes, alu_pj: of machines with cores, or several computes.
     """
     has_widths, has_sharing = arch.narrows_or_widens(), bool(arch.with_sharing())
-    arrays = [
-        ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arch.fanouts if f.outside == v)
-        for v in range(len(arch.levels) + 1)
-    ]
+    paths = arch.units or (arch,)
+    before: dict[str, str] = {}  # component -> arrays that stand right outside of it
+    core_of: dict[str, str] = {}
+    for path in paths:
+        unit = path.compute
+        for v, name in enumerate((*(level.name for level in path.levels), unit.name)):
+            arrays = [f for f in path.fanouts if f.outside == v]
+            before[name] = ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arrays)
+            # what paths of several cores have stands outside of all
+            core_of[name] = unit.core if core_of.get(name, unit.core) == unit.core else ""
     rows: list[dict[str, Any]] = [
         {
             "component": level.name,
-            "array": array,
+            **({"core": core_of[level.name]} if arch.cores() else {}),
+            "array": before[level.name],
             "instances": 0,
             "capacity_bytes": None if level.capacity_bits is None else level.capacity_bits / 8,
             "read_pj": level.read_pj,
@@ -153,6 +168,7 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "area_mm2": 0.0,
             "leak_mw": 0.0,
             "compute_pj": None,
+            **({"alu_pj": None, "takes": ""} if arch.units else {}),
             "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
             "width_bits": level.width_bits,
             **({"elements": ", ".join(f"{of} {n} bit" for of, n in level.bits)} if has_widths else {}),
@@ -168,16 +184,19 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "read_pj_per_bit": level.read_pj / level.width_bits,
             "write_pj_per_bit": level.write_pj / level.width_bits,
         }
-        for level, array in zip(arch.levels, arrays, strict=False)
+        for level in arch.levels
     ]
-    rows += [
-        {"component": "MAC", "array": arrays[-1], "compute_pj": arch.compute.mac_pj},
-        {"component": "VECTOR", "array": "", "compute_pj": arch.compute.alu_pj},
-    ]
+    for path in paths:
+        unit, takes = path.compute, {"takes": str(path.compute.takes)} if arch.units else {}
+        core = {"core": unit.core} if arch.cores() else {}
+        row = {"component": unit.name, **core, "array": before[unit.name], "compute_pj": unit.mac_pj}
+        rows.append({**row, **takes, **({"alu_pj": unit.alu_pj} if takes else {})})
+    if not arch.units:
+        rows.append({"component": "VECTOR", "array": "", "compute_pj": arch.compute.alu_pj})
     sizes = zip(arch.components().values(), arch.areas_mm2(), arch.leaks_mw(), strict=True)
     for row, (instances, area_mm2, leak_mw) in zip(rows, sizes, strict=True):
         row.update(instances=instances, area_mm2=area_mm2, leak_mw=leak_mw)
-    return rows if arch.compute.alu_per_cycle is not None else rows[:-1]
+    return rows if arch.units or arch.compute.alu_per_cycle is not None else rows[:-1]
 
 
 def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
@@ -232,6 +251,7 @@ def _utilization(arch: Arch, c: EinsumCost, e: Einsum) -> float | None:
     """Share of the MAC units that work; None where the mapping is neither a nest nor directives, and on the
     vector unit.
     """
+    arch = arch.unit(c.mapping.unit)
     if not passes_array(e, arch):
         return None
     return mac_units_used(c, e) / arch.instances(len(arch.levels)) or None
@@ -365,7 +385,8 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
     idle = [
         c.name
         for c, e in costed_einsums(workload, solution)
-        if mac_units_used(c, e) < arch.instances(len(arch.levels))
+        for own in [arch.unit(c.mapping.unit)]
+        if mac_units_used(c, e) < own.instances(len(own.levels))
     ]
     if idle and any(c.space and c.space.factors == "perfect" for c in solution.einsums):
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
@@ -410,6 +431,7 @@ def document(
             "certificate": claim(c.certificate),
             "mac_units_used": mac_units_used(c, e),
             **work(arch, e, c),
+            **(place(arch, c) if arch.units else {}),
             "mapping": to_text(c.mapping, e),
             "host_copies": c.host_copies,
             "host_copy_elems": c.host_copy_elems,
@@ -638,6 +660,7 @@ def network(
     rows = [
         (
             names_text(names),
+            *(filter(None, place(arch, c).values())),
             c.count,
             c.count * c.energy_pj,
             c.count * c.energy_pj / (solution.energy_pj or 1),
@@ -654,7 +677,9 @@ def network(
         for (c, e), names in by_energy
         for ratios in [_ratios(arch, e, c)]
     ]
-    cumulative_share = list(accumulate(row[3] for row in rows))
+    places = [*(["core"] if arch.cores() else []), *(["unit"] if arch.units else [])]
+    shares = [c.count * c.energy_pj / (solution.energy_pj or 1) for (c, _), _ in by_energy]
+    cumulative_share = list(accumulate(shares))
     listed_count = (
         len(rows)
         if lists_all or len(rows) <= LISTED_IN_FULL
@@ -662,15 +687,15 @@ def network(
             1, 1 + next((i for i, share in enumerate(cumulative_share) if share >= LISTED_SHARE), len(rows))
         )
     )
-    omitted = rows[listed_count:]
+    omitted = shares[listed_count:]
     note = (
-        f"{len(omitted)} more einsums make the other {100 * sum(row[3] for row in omitted):.0f} %; "
-        "--einsum all lists them"
+        f"{len(omitted)} more einsums make the other {100 * sum(omitted):.0f} %; --einsum all lists them"
         if omitted
         else ""
     )
     header = (
         "einsum",
+        *places,
         "occurrences",
         "energy_pj",
         "share",
@@ -1081,7 +1106,7 @@ def stall_cycles(arch: Arch, cost: EinsumCost) -> dict[str, float]:
     """
     found = {
         level.name: times.first + times.last + (times.returning if times.double else times.between)
-        for level, times in zip(arch.levels, cost.price.times, strict=False)
+        for level, times in zip(arch.unit(cost.mapping.unit).levels, cost.price.times, strict=False)
     }
     return {name: cycles for name, cycles in sorted(found.items(), key=lambda item: -item[1]) if cycles}
 

@@ -188,6 +188,9 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
     options, spec = _machine_and_options(machine, sets)
     arch, loaded = machines.arch(spec), catalog.load(workload, fuse_elementwise=options.fuse_elementwise)
     groups = unique(loaded)
+    if arch.units:
+        names = [one.compute.name.lower() for one in arch.units]
+        raise ValueError(replace(options, objective="front").units_refused(names))
     if len(groups) > 1 and not einsum:
         own_options, _ = _machine_and_options(machine, {**sets, "solver.objective": "front"})
         return _workload_front(arch, loaded, own_options)
@@ -198,11 +201,11 @@ def front(workload: str, machine: str, *, einsum: str = "", **sets: Any) -> Answ
         )
     einsums = [group.einsum for group in groups if not einsum or einsum in group.names]
     if not einsums:
-        names = ", ".join(
+        listed = ", ".join(
             [*(group.einsum.name for group in groups[:6]), *(["..."] if len(groups) > 6 else [])]
         )
         raise ValueError(
-            f"{workload}: no einsum {einsum}; name one, or none for the front of the workload: {names}"
+            f"{workload}: no einsum {einsum}; name one, or none for the front of the workload: {listed}"
         )
     (e,) = einsums
     solve.check_rules(arch, loaded, options)
@@ -449,6 +452,10 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         raise ValueError(
             f"{machine}: has memories with `bits`, and retention is counted in words of one width; leave "
             "bits out"
+        )
+    if arch.units:
+        raise ValueError(
+            f"{machine}: has several computes, and operations are listed for one; give it one compute"
         )
     if overflow := outermost.overflow_of_any(arch, loaded):
         raise ValueError(f"{machine}: {overflow}; give {overflow.level} more capacity")

@@ -281,6 +281,10 @@ RULE: Meanings = {
     "tile": ("", "at a memory: the largest tile by tensor, in elements (1024) or bytes (2 KiB)"),
     "utilization": ("share", "of the PEs that must work, at least"),
 }
+IN_CORE = (
+    "the core that it is a part of, with all other nodes that name it: several stand beside each other below "
+    "what names none"
+)
 MEMORY: Meanings = {
     **_energies(Memory),
     "memory": ("", "makes the node a memory; its name in capitals is the level's name in mappings"),
@@ -357,6 +361,7 @@ MEMORY: Meanings = {
     "dma_ns": ("ns", "time of one DMA descriptor"),
     "dma_queues": ("", "descriptors at a time; none: 1"),
     "dma_strides": ("", "a descriptor repeats a run over so many strides; none: 0"),
+    "in_core": ("", IN_CORE),
     "prefetch_lines": ("", "consecutive cache lines that a miss brings"),
     "prefetch_run": ("", "misses per run, as measured; with prefetch_line"),
     "prefetch_line": ("", "misses per line, as measured"),
@@ -364,6 +369,7 @@ MEMORY: Meanings = {
 }
 ARRAY: Meanings = {
     **_energies(Array),
+    "in_core": ("", IN_CORE),
     "array": ("", "makes the node an array: copies of all that follows"),
     "dims": ("", "size per dimension, e.g. {x: 16, y: 16}"),
     "multicast": (
@@ -393,7 +399,7 @@ ARRAY: Meanings = {
 }
 MAC_UNIT: Meanings = {
     **_energies(MacUnit),
-    "compute": ("", "makes the node the compute, the last one"),
+    "compute": ("", "makes the node a compute; computes stand last, of their core or of all"),
     "kind": ("", "selects the component table; custom: all numbers are given here"),
     "ops_per_cycle": ("1/cycle", "MACs (or other operations) of one MAC unit"),
     "leak_mw": ("mW", "leakage of one MAC unit"),
@@ -404,6 +410,12 @@ MAC_UNIT: Meanings = {
         "the array's MAC units do it",
     ),
     "vector_kind": ("", "number format of the vector unit; default: kind"),
+    "takes": (
+        "",
+        "of several computes: the einsums that this one does, by kinds (products, convolutions, others, or "
+        "names of functions) and the widest operand in bits, e.g. {kinds: [products], bits: 8}; {}: all",
+    ),
+    "in_core": ("", IN_CORE),
     "gates": (
         "",
         "roles of the operands (input, weight) whose zeros are gated: such an operation takes cycles and no "

@@ -72,7 +72,8 @@ class Mapped:
         for one in chain.from_iterable(placed_segments(arch, self.workload, self.plan)):
             e = one.einsum
             if one.boundary == ALONE:
-                found = broken(ruled(FREE, arch.mapping, e, arch), one.nest, e, arch)
+                own = arch.unit(one.nest.unit)
+                found = broken(ruled(FREE, own.mapping, e, own), one.nest, e, own)
                 lines += [f"{e.name}: {line}" for line in found]
             else:
                 unchecked.append(e.name)

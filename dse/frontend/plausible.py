@@ -47,6 +47,13 @@ MAX_HOP_PJ, MAX_ROW_PJ = 4, 0.3
 
 def machine_lines(spec: Machine, arch: Arch) -> list[str]:
     """Returns lines about numbers of a machine that are hardly meant, and parts slower than the clock."""
+    specs = [own for own, _ in component.unit_specs(spec)] if arch.units else [spec]
+    pairs = zip(specs, arch.units or (arch,), strict=True)
+    return list(dict.fromkeys(line for pair in pairs for line in _lines_of_one(*pair)))
+
+
+def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
+    """Returns `machine_lines` of a machine of one compute."""
     warnings = (
         *_odd_clock(spec),
         *_odd_energies(arch),
@@ -415,6 +422,6 @@ def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:
                 value = getattr(node, name)
                 yield (
                     f"{node.name}.{name} = {value:.4g} is {own / usual:.3g} times the tables' "
-                    f"{value * usual / own:.4g}; "
+                    f"{value * usual / own if own else usual:.4g}; "
                     "leave it out to take theirs, or keep it if it is meant"
                 )

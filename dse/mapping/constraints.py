@@ -248,15 +248,41 @@ def einsum_kind(e: Einsum) -> str:
     return "others" if e.kind != "mac" or len(e.inputs) < 2 else "convolutions" if window(e).r else "products"
 
 
+def computes(e: Einsum, arch: Arch) -> tuple[Arch, ...]:
+    """Returns the machine as an einsum sees it on each compute that takes it (`Arch.units`); the machine
+    itself where it has one compute. Raises ValueError, one line, where none takes it.
+    """
+    if not arch.units:
+        return (arch,)
+    kinds, bits = {einsum_kind(e), e.kind}, max(p.bits or arch.word_bits for p in e.inputs)
+    found = tuple(
+        one
+        for one in arch.units
+        for takes in [one.compute.takes]
+        if (not takes.kinds or kinds & {*takes.kinds}) and (takes.bits is None or bits <= takes.bits)
+    )
+    if not found:
+        told = "; ".join(f"{one.compute.name.lower()} takes {one.compute.takes}" for one in arch.units)
+        own = einsum_kind(e) + (f", {e.kind}" if e.kind != "mac" else "")
+        raise ValueError(
+            f"{e.name} ({own}; operands of {bits} bit) runs on no compute of {arch.name}: {told}; add to the "
+            "kinds or bits of one, or a compute that takes it"
+        )
+    return found
+
+
 def ruled(base: Constraints, rules: Sequence[Rule], e: Einsum, arch: Arch) -> Constraints:
     """Returns the constraints with the limits that rules set for an einsum on a machine.
 
     A rule holds for the einsums that it names, by name or by kind. Of its ranks and tensors those count that
-    the einsum has, by name or else by role; `ranks` without any of these sets no limit.
+    the einsum has, by name or else by role; `ranks` without any of these sets no limit. Rules at places that
+    the machine has not, those of another core, set none.
     """
+    places = {"", *arch.level_index(), *(dim for f in arch.fanouts for dim, _ in f.dims)}
     limits = tuple(
         limit
         for rule in rules
+        if rule.at.upper() in places
         if not rule.einsums or e.name in rule.einsums or einsum_kind(e) in rule.einsums
         for limit in _limits(rule, e, arch)
     )

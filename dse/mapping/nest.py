@@ -7,7 +7,7 @@
     for m in [0:4) tile 16               (4 trips, each leaves a tile of 16 inside)
       store GLB A B C
       parfor n in [0:8) tile 1 over Y    (spatial: 8 PEs along Y)
-        mac
+        mac                            (on machines of several computes: mac on NAME)
 
 A loop names the tile that it leaves inside. Its trip count follows from the tile, so a text may omit it; a
 trip count that contradicts the tile is a fault. The position of a storage node defines its reuse: its tile is
@@ -39,10 +39,12 @@ STORE = re.compile(r"^store\s+(\w+)((?:\s+\w+)+)$")
 # loops and storage nodes of a mapping, more than any einsum needs; protects against malformed files
 MAX_NODES = 1000
 RULED_OUT = "mappings that keep the rules"  # `Infeasible.unit` where rules exclude every mapping
+NO_TILES = "SMAUG"  # `Infeasible.level` where SMAUG's optimizers take no such einsum
 NON_NEST = "outside the nest space"  # first words of a mapping's text that is no loop nest
+MAC = re.compile(r"^mac(?: on (\w+))?$")
 FORMS = (
     '"layout LEVEL TENSOR: TEXT", "share LEVEL TENSOR over DIM...", "store LEVEL TENSOR...", "for RANK in '
-    '[0:TRIPS) tile N", "parfor RANK tile N over DIM", "mac"'
+    '[0:TRIPS) tile N", "parfor RANK tile N over DIM", "mac", "mac on COMPUTE"'
 )
 
 
@@ -102,6 +104,7 @@ class Mapping:
     fork: int = 0
     # fills bring in whole tiles, whatever is known of a sparse operand's pattern (terms.gathered)
     whole_tiles: bool = field(default=False, compare=False, repr=False)
+    unit: str = ""  # the compute that it is for, of a machine with several (`Arch.units`)
 
     def __str__(self) -> str:
         return "\n".join(nest_lines(self))
@@ -122,6 +125,8 @@ class Infeasible:
     def __str__(self) -> str:
         if self.unit == RULED_OUT:
             return f"{self.einsum}: no mapping keeps {self.level}; leave a rule out of mapping, or loosen it"
+        if self.level == NO_TILES:
+            return f"{self.einsum}: SMAUG has no {self.unit}; leave solver.tiling out"
         return f"{self.einsum}: {self.level} needs {self.need_bytes} {self.unit}, has {self.have_bytes}"
 
 
@@ -179,7 +184,7 @@ def _lines(mapping: Mapping, tile_of: dict[str, int] | None) -> Iterator[str]:
             assert isinstance(node, Loop)
             yield f"{indent}{loop_text(node, tile_of)}"
             indent += "  "
-    yield f"{indent}mac"
+    yield f"{indent}mac{f' on {mapping.unit}' if mapping.unit else ''}"
 
 
 def parse(text: str) -> Mapping:
@@ -189,6 +194,7 @@ def parse(text: str) -> Mapping:
     nodes: list[Loop | Store] = []
     layouts: list[TensorLayout] = []
     shares: list[Rotated] = []
+    unit = ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0].startswith(NON_NEST):
         advice = (
@@ -198,7 +204,8 @@ def parse(text: str) -> Mapping:
         )
         raise ValueError(f"mapping is {lines[0]}; only loop nests can be read here: {advice}")
     for number, line in enumerate(lines, 1):
-        if line == "mac" and number == len(lines):
+        if (match := MAC.match(line)) and number == len(lines):
+            unit = match[1] or ""
             break
         if match := STORE.match(line):
             nodes.extend(Store(match[1], tensor) for tensor in match[2].split())
@@ -220,7 +227,7 @@ def parse(text: str) -> Mapping:
                     else f"is none of {FORMS}; mac stands last"
                 )
             )
-    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares), unit=unit)
 
 
 def sorted_shares(shares: Iterable[Rotated]) -> tuple[Rotated, ...]:
@@ -230,7 +237,7 @@ def sorted_shares(shares: Iterable[Rotated]) -> tuple[Rotated, ...]:
 
 def to_data(mapping: Mapping) -> list[dict[str, Any]]:
     """Returns a nest as a list for YAML, with entries {layout, level, tensor}, {share, level, over}, {store,
-    tensors}, {for, tile} and {parfor, over, tile}.
+    tensors}, {for, tile} and {parfor, over, tile}; {mac} where a compute is named.
     """
     data: list[dict[str, Any]] = [
         {"layout": one.text, "level": one.level, "tensor": one.tensor} for one in mapping.layouts
@@ -247,7 +254,7 @@ def to_data(mapping: Mapping) -> list[dict[str, Any]]:
             data[-1]["tensors"].append(node.tensor)
         else:
             data.append({"store": node.level, "tensors": [node.tensor]})
-    return data
+    return [*data, {"mac": mapping.unit}] if mapping.unit else data
 
 
 def from_data(data: Sequence[Any]) -> Mapping:
@@ -255,6 +262,7 @@ def from_data(data: Sequence[Any]) -> Mapping:
     nodes: list[Loop | Store] = []
     layouts: list[TensorLayout] = []
     shares: list[Rotated] = []
+    unit = ""
     for number, entry in enumerate(data, 1):
         match entry:
             case {"layout": str(text), "level": str(level), "tensor": str(tensor), **rest} if not rest:
@@ -267,10 +275,12 @@ def from_data(data: Sequence[Any]) -> Mapping:
                 nodes.append(Loop(rank, tile))
             case {"parfor": str(rank), "over": str(dim), "tile": int(tile), **rest} if not rest:
                 nodes.append(Loop(rank, tile, dim))
+            case {"mac": str(name), **rest} if not rest and number == len(data):
+                unit = name
             case _:
                 forms = (
                     "{layout, level, tensor}, {share, level, over}, {store, tensors}, {for, tile}, "
-                    "{parfor, over, tile}"
+                    "{parfor, over, tile}, {mac} as the last"
                 )
                 old_key = next(
                     (old_key for old_key in ENTRIES if isinstance(entry, dict) and old_key in entry), ""
@@ -281,7 +291,7 @@ def from_data(data: Sequence[Any]) -> Mapping:
                     else f"is none of {forms}"
                 )
                 raise ValueError(f"mapping, entry {number}: {entry!r} {why}")
-    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares))
+    return Mapping(tuple(nodes), layouts=tuple(layouts), shares=sorted_shares(shares), unit=unit)
 
 
 def read(path: Path, names: Sequence[str], equal_names: Sequence[str] = ()) -> dict[str, Mapping]:
@@ -356,7 +366,7 @@ def is_text(text: str) -> bool:
     lines = [line.strip() for line in text.splitlines()]
     return (
         text.lstrip().startswith(NON_NEST)
-        or "mac" in lines
+        or any(map(MAC.match, lines))
         or any(form.match(line) for line in lines for form in (LOOP, SPATIAL, LAYOUT, SHARE))
     )
 
@@ -399,6 +409,10 @@ def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     """Returns why a mapping is not legal for this einsum on this machine, one line each. Capacities are
     checked by the evaluator.
     """
+    try:
+        arch = arch.unit(mapping.unit)
+    except ValueError as fault:
+        return [f"mapping of {e.name}: {fault}"]
     if len(mapping.nodes) > MAX_NODES:
         return [
             f"mapping of {e.name}: {len(mapping.nodes)} loops and storage nodes, more than the "

@@ -37,6 +37,7 @@ from dse.mapping.conversion import COPY_NAME, conversions_of, with_conversions
 from dse.mapping.nest import (
     LAYOUT,
     LOOP,
+    MAC,
     SHARE,
     SPATIAL,
     STORE,
@@ -382,13 +383,13 @@ def _read_branch_line(schedule: Schedule, branch_lines: list[str], line: str) ->
     beginning with `einsum NAME`; is updated.
     """
     if not (
-        line == "mac"
+        MAC.match(line)
         or HOLD.match(line)
         or any(form.match(line) for form in (LOOP, SPATIAL, STORE, LAYOUT, SHARE))
     ):
         raise ValueError("is no line of a nest, which ends with mac")
     branch_lines.append(line)
-    if line != "mac":
+    if not MAC.match(line):
         return schedule
     hold_nodes = tuple(
         Store(match[1], tensor)

@@ -31,11 +31,12 @@ from workloads.einsum import Einsum
 from workloads.graph import Workload, base_tensor
 
 SearchedFactors = Literal["perfect", "imperfect_spatial", "imperfect", "all"]
-NodeOrder = Literal["all", "arrays", "levels"]
+NodeOrder = Literal["all", "arrays", "levels"]  # from all to fewest
 Layouts = Literal["alike", "row_major", "all"]
 T = TypeVar("T", "Space", "Mappings")
 UNDER = "under the constraints "  # first words about rules; between two of them RULES_BETWEEN
 RULES_BETWEEN = " and "
+ON_EACH = "on each of "  # first words about computes; between two of them a space
 RULES_BROKEN = "mappings that break these constraints"
 DATAFLOWS: dict[str, Dataflow] = {name: name for name in get_args(Dataflow)}
 
@@ -58,6 +59,8 @@ class Mappings:
     layouts: Layouts = "alike"  # alike: the machine prices no layout; row_major: only row-major; all: any
     shares: bool = False  # tiles may be divided among PEs that pass the parts round (`share`)
     rules: tuple[str, ...] = ()  # of a machine or a study: parts that set limits (`constraints.Limit`)
+    # computes of a machine with several, on each of which the einsum was mapped or bounded: all that take it
+    units: tuple[str, ...] = ()
 
 
 # the space that a lower bound covers
@@ -81,6 +84,25 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
         "arrays" if is_split_by_array else "all",
         layouts="row_major" if arch.models_layout() else "alike",
         rules=c.rule_texts(),
+    )
+
+
+def common(spaces: Sequence[Mappings], units: Sequence[str]) -> Mappings:
+    """Returns what was searched on each of several computes, from what was searched on single ones of them;
+    on the others nothing was left to search. units: names of all.
+    """
+    kinds, orders = get_args(SearchedFactors), get_args(NodeOrder)
+    return replace(
+        spaces[0],
+        factors=min((one.factors for one in spaces), key=kinds.index),
+        node_order=max((one.node_order for one in spaces), key=orders.index),
+        dataflow=next((one.dataflow for one in spaces if one.dataflow != "free"), "free"),
+        one_trip=all(one.one_trip for one in spaces),
+        cut_twice=all(one.cut_twice for one in spaces),
+        layouts="all" if all(one.layouts == "all" for one in spaces) else "alike",
+        shares=all(one.shares for one in spaces),
+        rules=tuple(dict.fromkeys(text for one in spaces for text in one.rules)),
+        units=tuple(units),
     )
 
 
@@ -334,6 +356,11 @@ def _rules(searched: Mappings, part: Part, m: Member) -> bool:
     return bool(searched.rules)
 
 
+def _units(searched: Mappings, part: Part, m: Member) -> bool:
+    """True if the mapping runs on a compute that was not searched."""
+    return bool(searched.units) and m.branch.mapping.unit not in searched.units
+
+
 def _node_order(searched: Mappings, part: Part, m: Member) -> bool:
     """True if a node at a level outside of a boundary stands below a node at a level inside of it, which was
     not searched. Boundaries are fan-outs (`arrays`) or lie between any two levels (`levels`).
@@ -389,7 +416,7 @@ def _shares(searched: Mappings, part: Part, m: Member) -> bool:
 
 
 def _no_nest(searched: Mappings, part: Part, m: Member) -> bool:
-    return bool(m.branch.mapping.non_nest_text) and searched != ALL_MAPPINGS
+    return bool(m.branch.mapping.non_nest_text) and replace(searched, units=()) != ALL_MAPPINGS
 
 
 # Features between einsums.
@@ -942,6 +969,12 @@ WITHIN = (  # features within an einsum
     Feature("dataflow", ("Loop.rank", "Loop.over"), _of_mappings(_dataflow_words), _breaks(_dataflow)),
     Feature("rules", ("Mapping.nodes",), _of_mappings(_rule_words), _breaks(_rules)),
     Feature(
+        "computes",
+        ("mac", "Mapping.unit"),
+        _of_mappings(lambda own: (f"{ON_EACH}{' '.join(own.units)}" if own.units else "", "")),
+        _breaks(_units),
+    ),
+    Feature(
         "order of storage nodes",
         ("store", "mac", "Store.level", "Store.tensor", "Mapping.nodes"),
         _of_mappings(_order_words),
@@ -980,7 +1013,9 @@ WITHIN = (  # features within an einsum
     Feature(
         "mappings that are no nest",
         ("Mapping.non_nest_text",),
-        _of_mappings(lambda own: _searched_words(own == ALL_MAPPINGS, "mappings that are no nest")),
+        _of_mappings(
+            lambda own: _searched_words(replace(own, units=()) == ALL_MAPPINGS, "mappings that are no nest")
+        ),
         _breaks(_no_nest),
     ),
 )
@@ -1143,18 +1178,22 @@ def mappings_in(certificate: str) -> Mappings | None:
     """Returns the mappings that were searched according to the certificate of an einsum; None if it names no
     searched space. Raises ValueError if its words are those of no value of `Mappings`.
     """
-    words_, rules = certificate[len(claim(certificate)) :], tuple[str, ...]()
-    if (lists := space_words(certificate)) and any(one.startswith(UNDER) for one in lists["searched"]):
-        named = next(one for one in lists["searched"] if one.startswith(UNDER))
-        rules = tuple(named.removeprefix(UNDER).split(RULES_BETWEEN))
+    words_ = certificate[len(claim(certificate)) :]
+    lists = space_words(certificate) or {"searched": []}
+    rule_words, unit_words = (
+        next((one for one in lists["searched"] if one.startswith(start)), "") for start in (UNDER, ON_EACH)
+    )
+    rules = tuple(rule_words.removeprefix(UNDER).split(RULES_BETWEEN)) if rule_words else ()
+    units = tuple(unit_words.removeprefix(ON_EACH).split())
+    if rules or units:
         searched, not_searched = (
-            ", ".join(one for one in words_list if one not in (named, RULES_BROKEN))
+            ", ".join(one for one in words_list if one not in (rule_words, unit_words, RULES_BROKEN))
             for words_list in lists.values()
         )
         words_ = f"{SEARCHED}{searched}{NOT_SEARCHED}{not_searched or 'nothing'}"
     if words_ and words_ not in _by_words():
         raise ValueError(f'certificate: "{words_[2:]}" describes no searched space')
-    return replace(_by_words()[words_], rules=rules) if words_ else None
+    return replace(_by_words()[words_], rules=rules, units=units) if words_ else None
 
 
 def encoded(space: Space | Mappings | None) -> str:

@@ -259,6 +259,8 @@ TABLES: dict[str, Columns] = {
         "mapping_key": MAPPING_KEY,
         **_costs("einsums", {"energy_pj": METRICS["energy_pj"], "latency_cycles": LATENCY_CYCLES}),
         "bottleneck": Column("string", "", "component with most busy cycles"),
+        "core": Column("string", "", "core that it runs on; NULL: the machine has none"),
+        "unit": Column("string", "", "compute that it runs on; NULL: the machine has one"),
         **_costs("einsums", {"macs": MACS, "main_memory_bytes": MAIN_MEMORY_BYTES}),
         "mac_utilization": Column(
             "float64", "share", "MAC units that work; NULL: the schedule is neither a nest nor directives"

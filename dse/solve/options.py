@@ -170,6 +170,20 @@ class SolverOptions:
             f"({without(memories)})"
         )
 
+    def units_refused(self, names: Sequence[str]) -> str:
+        """Returns why these options do not go with a machine of several computes, with the fix; "": they do.
+        names: of these computes.
+        """
+        refused = self._first_other("unfused")
+        if not refused and self.objective == "front":
+            refused = "solver.objective = front"
+        if not refused:
+            return ""
+        return (
+            f"{refused} does not choose between computes ({', '.join(names)}): mappers do, for unfused "
+            "schedules of each machine by itself; leave it out, or give the machine one compute"
+        )
+
     def _first_other(self, *schedules: str) -> str:
         """Returns the first option, with its value, that is not one of mappers of each machine by itself, of
         these values of `schedule`; "": none.

@@ -28,11 +28,20 @@ from dse.mapper.exact.search import search_below
 from dse.mapper.plugged import plugged
 from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
-from dse.mapping.constraints import FREE, Constraints, Limit, einsum_kind
+from dse.mapping.constraints import FREE, Constraints, Limit, computes, einsum_kind
 from dse.mapping.conversion import Conversion, with_conversions
 from dse.mapping.nest import Infeasible, Loop, Store, TensorLayout, compressed_width, faults, parse
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.searched import Mappings, Space, certificate_words, claim, decoded, encoded, mappings_of
+from dse.mapping.searched import (
+    Mappings,
+    Space,
+    certificate_words,
+    claim,
+    common,
+    decoded,
+    encoded,
+    mappings_of,
+)
 from dse.run import cache, deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
@@ -144,6 +153,7 @@ SCHEDULES = {
 # pJ per read or write of the outermost level, where a search is to move as little there as possible: far
 # above all other costs
 FAR_PJ = 1e9
+SEARCH_ENDED = "the search"  # `Infeasible.level` where a search found nothing before its budget ended
 LAYOUTS_PER_TENSOR = 4  # layouts of one tensor, at most, that are chosen together with on-chip retention
 LAYOUT = LAYOUT_POLICIES
 
@@ -193,6 +203,11 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     ):
         if memories and (line := options.refused(key, memories)):
             raise ValueError(line)
+    if arch.units:
+        if line := options.units_refused([one.compute.name.lower() for one in arch.units]):
+            raise ValueError(line)
+        for e in workload.einsums:
+            computes(e, arch)
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):
@@ -864,7 +879,7 @@ def solve_unfused_on(
     # of each machine: positions of the einsums that are not solved yet, in the order of their searches
     todo = [
         []
-        if arch.layout_sensitive() or overflow
+        if arch.layout_sensitive() or arch.units or overflow
         else _informative_order(groups, arch)
         if on_einsum
         else list(range(len(groups)))
@@ -918,8 +933,8 @@ def _jointly(
     found: Sequence[Sequence[EinsumCost | Infeasible]],
 ) -> list[Sequence[EinsumCost | Infeasible]]:
     """Returns the costs of all einsums on each machine, from their mappings of lowest objective: with
-    objective edp those of least energy x latency of the workload, which other mappers than optimal, layouts
-    and hops leave as they are found. Rows with an Infeasible stay.
+    objective edp those of least energy x latency of the workload, which other mappers than optimal, layouts,
+    hops and several computes leave as they are found. Rows with an Infeasible stay.
     """
     choices: list[Sequence[EinsumCost | Infeasible]] = list(found)
     if options.objective != "edp" or len(groups) == 1:
@@ -927,7 +942,7 @@ def _jointly(
     by_rounds: dict[int, list[int]] = {}
     for j, (arch, own) in enumerate(zip(arches, found, strict=True)):
         if all(isinstance(one, EinsumCost) for one in own):
-            is_searched = is_batched(options) and not arch.layout_sensitive()
+            is_searched = is_batched(options) and not arch.layout_sensitive() and not arch.units
             by_rounds.setdefault(ROUNDS if is_searched else 0, []).append(j)
     for rounds, positions in by_rounds.items():
         costs = [[one for one in found[j] if isinstance(one, EinsumCost)] for j in positions]
@@ -1019,11 +1034,11 @@ def _with_progress(groups: Sequence[Unique], progress: ProgressFn) -> Iterator[U
         yield group
 
 
-def _map_einsum(
+def _map_on_unit(
     problem: Problem, options: SolverOptions, mapper: Mapper, interface: frozenset[str], rng: Random
 ) -> EinsumCost | Infeasible:
-    """Returns the mapping of one einsum. Tensors of `interface`, which it shares with other einsums, are
-    row-major at the outermost level; all others have the best layout.
+    """Returns the mapping of one einsum on a machine of one compute. Tensors of `interface`, which it shares
+    with other einsums, are row-major at the outermost level; all others have the best layout.
     """
     arch, e = problem.arch, problem.einsum
     try:
@@ -1047,6 +1062,54 @@ def _map_einsum(
         raise TooLong(f"mapping of {e.name}: {fault}") from None
     except ValueError as fault:
         raise ValueError(f"mapping found for {e.name}: {fault}; try --set solver.factors=perfect") from None
+
+
+def _map_einsum(
+    problem: Problem, options: SolverOptions, mapper: Mapper, interface: frozenset[str], rng: Random
+) -> EinsumCost | Infeasible:
+    """Returns the mapping of one einsum (`_map_on_unit`): on a machine of several computes that of lowest
+    objective on those that take it, each searched by itself (`Arch.units`), the one of lowest bound first.
+
+    Its gap is to the least that any of them may cost. A compute is left out where its bound is no less than
+    what was found.
+    """
+    if not problem.arch.units:
+        return _map_on_unit(problem, options, mapper, interface, rng)
+    e, arch = problem.einsum, problem.arch
+    alone = [replace(problem, arch=one) for one in computes(e, arch)]
+    bound_of = {one.arch.compute.name: lower_bound(one) for one in alone}
+    best: tuple[float, str, EinsumCost] | None = None
+    least, spaces, unfit = math.inf, list[Mappings | None](), list[Infeasible]()
+    for number, own in enumerate(sorted(alone, key=lambda one: bound_of[one.arch.compute.name])):
+        name = own.arch.compute.name
+        if best and bound_of[name] >= best[0]:
+            continue
+        with deadline.part(len(alone) - number):
+            found = _map_on_unit(own, options, mapper, interface, rng)
+        if isinstance(found, Infeasible):
+            unfit.append(found)
+            least = min(least, bound_of[name] if found.level == SEARCH_ENDED else math.inf)
+            continue
+        value = objective_value(problem.objective, found.energy_pj, found.latency_cycles)
+        least = min(least, value / (1 + found.optimality_gap) if found.space else bound_of[name])
+        spaces.append(found.space)
+        if best is None or value < best[0]:
+            best = value, name, found
+    if best is None:
+        return unfit[0]
+    value, name, found = best
+    cost = einsum_cost(problem, replace(found.mapping, unit=name))
+    assert isinstance(cost, EinsumCost)
+    known = [space for space in spaces if space]
+    if len(known) < len(spaces):
+        return replace(cost, visited=found.visited)
+    gap = relative_gap(value, min(value, least))
+    return replace(
+        cost,
+        optimality_gap=min(gap if gap > ROUNDING_GAP else 0.0, cost.gap_to_bound),
+        space=common(known, [*bound_of]),
+        visited=found.visited,
+    )
 
 
 def in_best_layouts(

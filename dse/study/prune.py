@@ -13,6 +13,7 @@ import numpy as np
 
 from dse.study.pareto import METRICS, Cost, Objective, Trial, metrics, slug, total, value
 from hw.columns import Table
+from hw.component import has_units
 from hw.space import (
     TOTALS,
     Constraint,
@@ -76,12 +77,12 @@ def static_violations_of_many(
     table: Table, machines: Ints, constraints: Constraints
 ) -> list[tuple[float, ...]]:
     """Returns `static_violations` of n machines, computed as columns if constraints name only axes, area_mm2
-    and leak_mw, else machine by machine.
+    and leak_mw, else machine by machine, as where machines have several computes.
     """
     space = table.space
     axes = {axis.key: at for at, axis in enumerate(space.axes) if not is_least(space, axis.key)}
     names = {name for c in constraints.static for name in c.names}
-    if not names <= {*axes, *TOTALS} or not names:
+    if not names <= {*axes, *TOTALS} or not names or has_units(space.template.nodes):
         return [static_violations(space, machine, constraints) for machine in machines.tolist()]
     digits, no_violations = table.digits(machines), (0.0,) * len(constraints.static)
     value_columns: dict[str, Sequence[Value]] = {

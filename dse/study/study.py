@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from dse.mapping.constraints import computes
 from dse.run import record
 from dse.run.record import Column
 from dse.solve.options import SolverOptions
@@ -33,10 +34,10 @@ from dse.study.prune import (
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw import machine as machines
-from hw.arch import LAYOUT_FIELDS, Fanout, Memory, fields_of
+from hw.arch import LAYOUT_FIELDS, Arch, Fanout, MacUnit, Memory, fields_of
 from hw.columns import Table
-from hw.component import rule_faults
-from hw.space import Axis, Space, Value, is_ever_set, values
+from hw.component import has_units, rule_faults
+from hw.space import Axis, Space, Value, decode, is_ever_set, values
 from workloads import catalog, plugin
 from workloads.arrays import Floats, Ints
 from workloads.graph import Workload, unique
@@ -115,32 +116,29 @@ def load(
             faults.add(line)
         if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
             faults.add(line)
-        widths = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.bits]
-        if widths and (line := solver.refused("bits", widths)):
-            faults.add(line)
-        sharing = [node.name for node in space.template.nodes if isinstance(node, Memory) and node.along]
-        if sharing and (line := solver.refused("along", sharing)):
-            faults.add(line)
         varied = {axis.key for axis in space.axes}
-        waits = [
-            node.name
-            for node in space.template.nodes
-            if isinstance(node, Memory) and (node.latency_ns or f"{node.name}.latency_ns" in varied)
-        ]
-        if waits and (line := solver.latency_refused(waits)):
-            faults.add(line)
-        apart = [
-            node.name
-            for node in space.template.nodes
-            if isinstance(node, Memory)
-            and (
-                not isinstance(node.ports, str)
-                or (node.write_bandwidth, node.writes_per_cycle) != (None, None)
-                or varied & {f"{node.name}.write_bandwidth", f"{node.name}.writes_per_cycle"}
-            )
-        ]
-        if apart and (line := solver.refused("ports", sorted({*apart}))):
-            faults.add(line)
+        memories = [node for node in space.template.nodes if isinstance(node, Memory)]
+        special = {
+            "bits": [one.name for one in memories if one.bits],
+            "ports": [
+                one.name
+                for one in memories
+                if not isinstance(one.ports, str)
+                or (one.write_bandwidth, one.writes_per_cycle) != (None, None)
+                or varied & {f"{one.name}.write_bandwidth", f"{one.name}.writes_per_cycle"}
+            ],
+            "latency_ns": [
+                one.name for one in memories if one.latency_ns or f"{one.name}.latency_ns" in varied
+            ],
+            "along": [one.name for one in memories if one.along],
+        }
+        for key, having in special.items():
+            if having and (line := solver.refused(key, having)):
+                faults.add(line)
+        if has_units(space.template.nodes):
+            units = [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
+            if line := solver.units_refused(units):
+                faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
                 f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
@@ -218,6 +216,12 @@ def load(
     workers, sink = read.workers(document, faults)
     if faults.lines or space is None:
         raise StudyError(faults.text(path))
+    if has_units(space.template.nodes) and isinstance(first := decode(space, 0), Arch):
+        try:
+            for e in (e for _, one in pairs if one for e in one.einsums):
+                computes(e, first)
+        except ValueError as fault:
+            raise StudyError(f"{path}: {fault}") from None
     plugins = _plugins(solver, objectives, space)
     if clash := _clash(plugins):
         raise StudyError(f"{path}: {clash}")

@@ -20,6 +20,7 @@ from dse.mapper.baselines.exhaustive import is_lower, loop_orders, loop_position
 from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of, objective_values
 from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Mapping, Store, may_keep
+from dse.run import deadline
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused
@@ -67,6 +68,8 @@ def annealing(
     evaluated, fitted_count = Evaluated(), 0
     _cost(problem, [best], evaluated)
     for i in range(iterations if walkers else 0):
+        if deadline.has_passed():
+            break
         temperature = HOT * (COLD / HOT) ** (i / iterations)
         for _ in range(STEPS):
             walkers = _step(e, arch, walkers, model, temperature, rng)

@@ -35,7 +35,7 @@ from dse.mapper.smaug.factor import (
 )
 from dse.mapper.smaug.halo import Cut, Tiled, Window, cut, cut_outputs, cut_windows
 from dse.mapper.smaug.schedule import Nest, nest
-from dse.mapping.nest import Infeasible
+from dse.mapping.nest import NO_TILES, Infeasible
 from workloads.arrays import Ints
 
 
@@ -102,7 +102,7 @@ def tile(op: Operator, machine: Unit, faithful: bool = False) -> Tiling | Infeas
 
 def unsupported(name: str, what: str) -> Infeasible:
     """The result for an einsum that SMAUG has no tiling for. what: what SMAUG lacks, in words."""
-    return Infeasible("SMAUG", 1, 0, name, what)
+    return Infeasible(NO_TILES, 1, 0, name, what)
 
 
 def _no_tile_fits(op: Operator, machine: Unit, holder: int, elems: int) -> Infeasible:

@@ -57,10 +57,10 @@ def passes_array(e: Einsum, arch: Arch) -> bool:
 
 
 def compute_component(e: Einsum, arch: Arch) -> str:
-    """Returns the component that does an einsum's operations: MAC, or VECTOR for those of the vector unit.
-    Rows of counts name MAC for both, since they are the same on machines with a vector unit and without.
+    """Returns the component that does an einsum's operations: MAC (of several computes their own name), or
+    VECTOR for those of the vector unit. Rows of counts name MAC for all, since they are the same on all.
     """
-    return "MAC" if passes_array(e, arch) else "VECTOR"
+    return arch.compute.name if passes_array(e, arch) else "VECTOR"
 
 
 def fill_cycles(f: Fanout, e: Einsum, arch: Arch) -> int:

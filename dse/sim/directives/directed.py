@@ -127,6 +127,7 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
         or arch.with_ports()
         or arch.with_sharing()
         or arch.with_latency()
+        or arch.units
         or any(f.systolic for f in arch.fanouts)
     ):
         what = (
@@ -140,6 +141,8 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
             if arch.with_sharing()
             else "first words that take time (`latency_ns`)"
             if arch.with_latency()
+            else "several computes"
+            if arch.units
             else "the ramp of a systolic array"
         )
         raise ValueError(

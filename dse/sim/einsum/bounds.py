@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dse.mapping.constraints import computes
 from dse.mapping.nest import role
 from dse.sim.counts.actions import first_word_cycles, op_cycles, op_pj
 from dse.sim.counts.terms import direct_elems, gathered, nonzero_share, unshared
@@ -363,7 +364,16 @@ def latency_cycles(e: Einsum, arch: Arch) -> float:
 
 
 def lower_bounds(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
-    """Returns the lower bounds (pJ, cycles) of every einsum by itself."""
+    """Returns the lower bounds (pJ, cycles) of every einsum by itself; of those on several computes the least
+    energy and the least cycles.
+    """
+    if arch.units:
+        of_unit = {one.compute.name: rates(one) for one in arch.units}
+        pairs = [
+            [lower_bound(needs(e, one.word_bits), of_unit[one.compute.name]) for one in computes(e, arch)]
+            for e in einsums
+        ]
+        return [(min(pj for pj, _ in own), min(cycles for _, cycles in own)) for own in pairs]
     machine_rates = rates(arch)
     return [lower_bound(needs(e, arch.word_bits), machine_rates) for e in einsums]
 

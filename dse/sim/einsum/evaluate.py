@@ -242,8 +242,19 @@ def einsum_cost(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
     """Returns the cost of a well-formed mapping, or the first level or fan-out that it overflows.
     `nest.faults` lists what is not well-formed.
 
-    A mapping that fits is counted once (`Counted`) and then priced (`evaluate_fitting`).
+    A mapping that fits is counted once (`Counted`) and then priced (`evaluate_fitting`): on a machine of
+    several computes on the one that it names, its gap to the bound of all.
     """
+    found = _cost_on_unit(replace(problem, arch=problem.arch.unit(mapping.unit)), mapping)
+    if not problem.arch.units or isinstance(found, Infeasible):
+        return found
+    pair = found.energy_pj, found.latency_cycles
+    gap = gap_above(problem.objective, pair, bounds.lower_bounds([problem.einsum], problem.arch)[0])
+    return replace(found, optimality_gap=gap, gap_to_bound=gap)
+
+
+def _cost_on_unit(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible:
+    """Returns `einsum_cost` on a machine of one compute."""
     e, arch = problem.einsum, problem.arch
     around = problem.boundary
     whole = boundary.whole_nest(around, mapping)
@@ -283,7 +294,10 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
         count=1,
         mapping=c.mapping,
         mapping_key=key_of(problem, c.mapping, bool(transfer_of)),
-        counts=tuple(added_up(c.rows, c.before)),
+        counts=tuple(
+            replace(row, level=arch.compute.name) if row.level == "MAC" else row
+            for row in added_up(c.rows, c.before)
+        ),
         footprint=tuple((f.level, f.tensor, f.elems) for f in c.footprints),
         energy_pj=p.energy_pj,
         latency_cycles=p.latency_cycles,

@@ -10,6 +10,7 @@ from itertools import chain, combinations, pairwise
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.mapping import nest
+from dse.mapping.constraints import computes
 from dse.mapping.nest import Loop, Mapping, Store, bits_at
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.sim.counts.counts import nest_sums
@@ -59,6 +60,12 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             f"memory; {arch.name} has {', '.join(f'{name}.along' for name in arch.with_sharing())}: map its "
             "einsums one by one, or leave along out"
         ]
+    if arch.units and not schedule.is_unfused():
+        return [
+            "einsums share loops, tensors or time, which is not counted between computes; "
+            f"{arch.name} has {', '.join(one.compute.name.lower() for one in arch.units)}: map its einsums "
+            "one by one"
+        ]
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
     elif lines := [
@@ -83,6 +90,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             for one in reversed(segment)
         }
         lines = [line for one in reversed(checked.values()) for line in nest_faults(one)]
+        lines = lines or [line for one in reversed(checked.values()) for line in _compute_faults(one)]
     if not lines:
         lines = [
             f"segment {i + 1}: {line}"
@@ -103,6 +111,16 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             "parts of tensors, move are not counted; leave its description out"
         ]
     return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.models_layout() else [])
+
+
+def _compute_faults(one: Placed) -> Iterator[str]:
+    """Yields a line where a nest runs on one of several computes that does not take its einsum."""
+    names = [own.compute.name for own in computes(one.einsum, one.arch)]
+    if one.arch.units and one.nest.unit not in names:
+        yield (
+            f"mapping of {one.einsum.name}: {one.nest.unit} does not take this einsum; write mac on "
+            f"{' or '.join(names)}"
+        )
 
 
 def _layout_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Graph) -> Iterator[str]:

@@ -98,7 +98,7 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     first.
     """
     if (
-        arch.with_ports() or arch.with_sharing() or arch.with_latency()
+        arch.with_ports() or arch.with_sharing() or arch.with_latency() or arch.units
     ):  # of all solvers, mappers of single einsums alone count these
         return
     array = array_of_cores(arch)
