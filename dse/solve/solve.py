@@ -87,7 +87,7 @@ from hw import machine
 from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key, einsum
-from workloads.graph import Unique, Workload, base_tensor, counts, unique
+from workloads.graph import Unique, Workload, base_tensor, counts, csr_results, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 # arguments: position (from 0) of an einsum among the distinct ones of a workload, and its cost
@@ -190,6 +190,12 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         raise ValueError(line)
     if (sharing := arch.with_sharing()) and (line := options.sharing_refused(sharing)):
         raise ValueError(line)
+    if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
+        first = f"{results[0].output.tensor} of {results[0].name}"
+        raise ValueError(
+            f"solver.schedule = {options.schedule} does not count results in csr ({first}): mappers do, for "
+            "unfused schedules; leave it out, or store the result dense"
+        )
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):

@@ -53,6 +53,7 @@ from dse.sim.counts.terms import (
     Link,
     NestSums,
     Term,
+    drains,
     fills,
     nonzero_share,
     passes,
@@ -233,7 +234,7 @@ def _flow(timing: NestTiming, one: LevelLink, kind: Traffic, trips_counted: Trip
         found: PortCycles = {}
         ends: dict[Traffic, list[tuple[int, str, Callable[..., tuple[Term, ...]], bool]]] = {
             "fill": [(one.child, "write", fills, one.skips), (one.parent, "read", serves, one.skips)],
-            "drain": [(one.child, "read", fills, False), (one.parent, "write", serves, False)],
+            "drain": [(one.child, "read", drains, False), (one.parent, "write", writes, False)],
             "access": [
                 (one.parent, "read", serves, one.skips),
                 *[(one.parent, "write", writes, False)] * one.is_output,

@@ -30,7 +30,7 @@ from dse.sim.schedule.placed import (
 )
 from hw.arch import Arch, Level
 from workloads.einsum import Projection, canonical_key
-from workloads.graph import Workload, base_tensor, counts
+from workloads.graph import Workload, base_tensor, counts, csr_results
 
 
 def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
@@ -52,6 +52,11 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             "einsums share loops, tensors or time, which is not counted where PEs along dimensions share a "
             f"memory; {arch.name} has {', '.join(f'{name}.along' for name in arch.with_sharing())}: map its "
             "einsums one by one, or leave along out"
+        ]
+    if (results := csr_results(workload)) and not schedule.is_unfused():
+        return [
+            "einsums share loops, tensors or time, which is not counted of results in csr "
+            f"({results[0].output.tensor} of {results[0].name}): map einsums one by one, or store it dense"
         ]
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
