@@ -492,7 +492,12 @@ def rich_einsum(rng: Random, kind: str) -> Einsum:
             p = compressed(rng, p, rng.choice([0.1, 0.25, 1 / 3, 0.5, 1.0]))
         return p
 
-    return degenerate(rng, replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs)))
+    found = degenerate(rng, replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs)))
+    sizes, out = found.sizes(), found.output
+    has_zeros = any(p.density < 1 for p in found.inputs)
+    plain = all(dim.terms and dim.offset == 0 for dim in out.dims)
+    plain = plain and not out.partial_ranks() and all(sizes[dim.terms[0][0]] == dim.size for dim in out.dims)
+    return found if has_zeros and plain else replace(found, output=replace(out, format="dense", density=1.0))
 
 
 def rich_arch(rng: Random) -> Arch:
