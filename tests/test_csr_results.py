@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dse
+from dse.frontend import api
 from dse.mapper.baselines.exhaustive import mapspace_size
 from dse.mapping.nest import Loop, Mapping, Store, parse
 from dse.sim.counts.counts import count
@@ -38,7 +39,7 @@ from workloads.matrix import Pattern
 Places = frozenset[tuple[int, ...]]
 
 
-@settings(max_examples=amount(1000, 60), deadline=None)
+@settings(max_examples=amount(1000, 20), deadline=None)
 @given(st.integers(0, 2**32))
 def test_counts_are_those_of_a_walk_and_no_bound_is_above(seed: int) -> None:
     rng = Random(f"csr/{seed}")
@@ -63,7 +64,7 @@ def small(seed: int, most: int = 4000) -> Problem:
             return found
 
 
-@settings(max_examples=amount(100, 8), deadline=None)
+@settings(max_examples=amount(100, 16), deadline=None)
 @given(st.integers(0, 2**32))
 def test_answers_are_those_of_an_enumeration(seed: int) -> None:
     assert [line for one in answers(seed, "csr results", small(seed)) for line in one.wrong] == []
@@ -289,6 +290,27 @@ def test_schedules_refuse_results_in_csr_in_one_line(schedule: str) -> None:
         ValueError, match=r"^solver\.schedule = \S+ does not count results in csr \(S of sddmm\)"
     ):
         dse.map("sddmm:rows=40,nnz=200,k=4", "edge_array", **{"solver.schedule": schedule})
+
+
+CHAIN = """
+name: chain
+extents: {m: 16, n: 16, k: 8, d: 8}
+einsums:
+- {text: "S[m,n] += A[m,n] * X[m,k] * Y[n,k]", density: {A: 0.25}, format: {A: csr%s}}
+- {text: "Z[m,d] += S[m,n] * V[n,d]"%s}
+"""
+
+
+def test_schedules_and_training_refuse_results_in_csr_in_one_line(tmp_path: Path) -> None:
+    dense, sparse, plan = (tmp_path / name for name in ("dense.yaml", "sparse.yaml", "plan.txt"))
+    dense.write_text(CHAIN % ("", ""))
+    sparse.write_text(CHAIN % (", S: csr", ", density: {S: 0.25}, format: {S: csr}"))
+    plan.write_text(dse.map(str(dense), "edge_array", **{"solver.schedule": "fused"}).schedule)
+    with pytest.raises(ValueError, match=r"not counted of results in csr \(S of S\)") as found:
+        api.simulate(str(sparse), "edge_array", plan)
+    assert "\n" not in str(found.value)
+    with pytest.raises(WorkloadError, match=r"S is a result in csr, and gradients of those are not made"):
+        catalog.load(f"train:net={sparse},inputs=yes")
 
 
 def test_best_is_unfused() -> None:

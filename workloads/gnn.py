@@ -154,7 +154,7 @@ def _attention(g: Graph, i: int, inputs: dict[str, int], heads: int, width: int)
             )
             for key, value in given.items():
                 sparse.setdefault(key, {}).update(value)
-        return einsum(text, extents, **sparse)
+        return einsum(text, extents, made, **sparse)
 
     return [
         einsum(f"H{i}[m,h,o] += X{i}[m,{x}] * W{i}[{x},h,o]", extents),

@@ -320,7 +320,10 @@ def with_result(
 ) -> dict[str, dict[str, Any]]:
     """Returns arguments of `einsum` with those of a csr result of the density that is expected of it."""
     widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
-    more = {"format": {tensor: "csr"}, **{key: {tensor: n} for key, n in widths.items() if n}}
+    more: dict[str, dict[str, Any]] = {
+        "format": {tensor: "csr"},
+        **{key: {tensor: n} for key, n in widths.items() if n},
+    }
     return {key: {**sparse.get(key, {}), **more.get(key, {})} for key in {**sparse, **more}}
 
 

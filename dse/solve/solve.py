@@ -191,9 +191,9 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     if (sharing := arch.with_sharing()) and (line := options.sharing_refused(sharing)):
         raise ValueError(line)
     if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
-        first = f"{results[0].output.tensor} of {results[0].name}"
+        named = f"{results[0].output.tensor} of {results[0].name}"
         raise ValueError(
-            f"solver.schedule = {options.schedule} does not count results in csr ({first}): mappers do, for "
+            f"solver.schedule = {options.schedule} does not count results in csr ({named}): mappers do, for "
             "unfused schedules; leave it out, or store the result dense"
         )
     if not arch.mapping and not options.mapping:

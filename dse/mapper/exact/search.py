@@ -1058,6 +1058,13 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
     return Parts(index, tuple(ports), tuple(stalls), tuple(serves))
 
 
+def counts_alike(arch: Arch, a: Exposed, b: Exposed) -> bool:
+    """True if searches that expose stalls in these two ways count the same cycles on a machine: "least" and
+    "ends" where no level inside is double-buffered.
+    """
+    return a == b or ("sequential" not in (a, b) and _parts(arch, a) == _parts(arch, b))
+
+
 def _port_names(level: Level, *actions: str) -> list[str]:
     """The ports of a level that serve these actions (none: reads and writes), of any tensor."""
     found = (level.port(of, action)[0] for action in actions or ("read", "write") for of in level.may_keep)
