@@ -358,16 +358,16 @@ def overlap(e: Einsum) -> float:
     return found
 
 
-def products(share: float, places: int, more: float) -> tuple[float, float, float]:
+def products(share: float, places: int, more: float, stored: float) -> tuple[float, float, float]:
     """Of an element that so many places times `more` products add to, each nonzero with this chance: first
-    reads per place and per lane, and zeros written per place.
+    reads per place and per lane, and zeros written per place. stored: share of the elements that are kept.
 
     Below one expected nonzero, zeros are written for the rest; lanes between one and all places lie on the
     line between their first reads.
     """
     expected = share * places * more
-    each_lane = (min(expected, places) - min(1.0, expected)) / (places - 1) if places > 1 else 0.0
-    return (min(1.0, expected) - each_lane) / places, each_lane, max(0.0, 1.0 - expected) / places
+    each_lane = (min(expected, places) - min(stored, expected)) / (places - 1) if places > 1 else 0.0
+    return (min(stored, expected) - each_lane) / places, each_lane, max(0.0, stored - expected) / places
 
 
 def _ports(e: Einsum, arch: Arch, instances: int) -> list[tuple[int, int, str]]:
@@ -511,7 +511,9 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
             along = prod(e.sizes()[rank] for rank in p.dims[-1].ranks())
             return [
                 (
-                    nonzero(e) if p is e.output or p.format == "dense" else each + pointer / along,
+                    nonzero(e) * (1 + p.index_bits / value if p.format != "dense" else 1)
+                    if p is e.output or p.format == "dense"
+                    else each + pointer / along,
                     whole + outer,
                 )
             ]
@@ -576,13 +578,22 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         [(busiest and mine) or one for mine, one in zip(inner_own, merged, strict=True)],
                     ]
                     sign = -1.0 if skip else 1.0
-                    if output and not child and p.format == "dense" and nonzero(e) < 1:
+                    if output and not child and nonzero(e) < 1:
                         places = frozenset(rank for q in e.inputs if q.density < 1 for rank in q.ranks())
                         first, each_lane, zeros = products(
                             nonzero(e),
                             prod(n for rank, n in e.extents if rank in places - p.ranks()),
                             overlap(e),
+                            1.0 if p.format == "dense" else p.density,
                         )
+                        if p.format != "dense":
+                            value, row = p.bits or arch.word_bits, prod(n for n in [p.dims[-1].size])
+                            entry, held = (
+                                1 + p.index_bits / value,
+                                prod(n for rank, n in e.extents if rank in places - p.ranks()),
+                            )
+                            first, each_lane = first * entry, each_lane * entry
+                            zeros = zeros * entry + p.pointer_bits / value / row / held
                         of = once if skip else serve
                         ((_, met),) = terms(p, above, False, of, True, above_parent, places)
                         ((_, begun),) = terms(p, above, False, [*once, added], True, above_parent)
@@ -596,12 +607,24 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         if skip:
                             continue
                     of = once if skip else serve
-                    for scale, own in terms(p, above, child is not None, of, skip, above_parent):
-                        for action in ("read", "write") if output and not skip else ("read",):
+                    # of a compressed result pointers come with tiles that are written, not with sums that
+                    # return: the second term
+                    for i, (scale, own) in enumerate(
+                        terms(p, above, child is not None, of, skip, above_parent)
+                    ):
+                        for action in (
+                            ("read", "write")[i if output else 0 :]
+                            if output and not skip
+                            else ("read",)[: 1 - (i if output else 0)]
+                        ):
                             draft.add(own, column(v, action, p.tensor, instance, sign * scale))
                     if child:
-                        for scale, own in terms(p, above, True, own_tiles, skip, above_child):
-                            for action in ("write", "read") if output and not skip else ("write",):
+                        for i, (scale, own) in enumerate(terms(p, above, True, own_tiles, skip, above_child)):
+                            for action in (
+                                ("write", "read")[i:]
+                                if output and not skip
+                                else ("write",)[: 1 - (i if output else 0)]
+                            ):
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
             if output and child and arch.compute.merge_pj:
                 pj = np.zeros(2 + len(every))

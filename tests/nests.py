@@ -82,6 +82,8 @@ def _plain_einsum(rng: Random, kinds: Sequence[str]) -> Einsum:
         text = "Y[m,n] += A[m,k] * X[k,n]" if kind == "spmm" else "Y[m] += A[m,k] * X[k]"
         e = einsum(text, {"m": m, "k": k, "n": n(4)}, density={"A": n(m * k) / (m * k)})
         return replace(e, inputs=(compressed(rng, e.inputs[0], e.inputs[0].density), e.inputs[1]))
+    if kind in ("sddmm", "spgemm", "masked", "map"):
+        return compressed_result(rng, kind)
     if kind == "gemm":
         return einsum("C[m,n] += A[m,k] * B[k,n]", {"m": n(7), "n": n(7), "k": n(7)})
     if kind == "bmm":
@@ -191,6 +193,31 @@ def stored_bits(e: Einsum, word_bits: int) -> int:
         )
 
     return sum(map(own, e.tensors()))
+
+
+RESULTS = {
+    "sddmm": "S[m,n] += A[m,n] * X[m,k] * Y[k,n]",
+    "spgemm": "S[m,n] += A[m,k] * B[k,n]",
+    "masked": "S[m,n] += A[m,n] * X[m,k] * B[k,n]",
+    "map": "S[b,m,n] = edge(A[m,n], X[b,m], Y[b,n])",
+}
+
+
+def compressed_result(rng: Random, kind: str, most: int = 7) -> Einsum:
+    """An einsum whose result is stored in csr: as many nonzeros as are expected, fewer or more."""
+    sizes = {rank: rng.randint(1, 3 if rank == "b" else most) for rank in "bmnk"}
+    share = lambda: rng.choice([0.1, 0.3, 0.5, 0.8])
+    e = einsum(
+        RESULTS[kind], sizes, density={"A": share(), **({"B": share()} if "B" in RESULTS[kind] else {})}
+    )
+    density = e.expected_density() * rng.choice([1, 1, 1, 0.7, 1.2])
+    return replace(
+        e,
+        inputs=tuple(
+            compressed(rng, p, p.density) if p.density < 1 and rng.random() < 0.8 else p for p in e.inputs
+        ),
+        output=compressed(rng, e.output, min(density, 1.0)),
+    )
 
 
 def compressed(rng: Random, p: Projection, density: float) -> Projection:
@@ -475,7 +502,12 @@ def rich_einsum(rng: Random, kind: str) -> Einsum:
             p = compressed(rng, p, rng.choice([0.1, 0.25, 1 / 3, 0.5, 1.0]))
         return p
 
-    return degenerate(rng, replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs)))
+    found = degenerate(rng, replace(e, output=changed(e.output), inputs=tuple(changed(p) for p in e.inputs)))
+    sizes, out = found.sizes(), found.output
+    has_zeros = any(p.density < 1 for p in found.inputs)
+    plain = all(dim.terms and dim.offset == 0 for dim in out.dims)
+    plain = plain and not out.partial_ranks() and all(sizes[dim.terms[0][0]] == dim.size for dim in out.dims)
+    return found if has_zeros and plain else replace(found, output=replace(out, format="dense", density=1.0))
 
 
 def rich_arch(rng: Random) -> Arch:

@@ -32,6 +32,8 @@ POINTS: dict[str, Callable[..., np.ndarray]] = {
     "neg_mul": lambda a, b: -a * b,
     "sgd": lambda w, g: w - 0.1 * g,
     "hypot": np.hypot,
+    "leaky_add": lambda a, s, t: np.where(a != 0, np.maximum(s + t, 0.2 * (s + t)), -np.inf),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
     "turn": lambda a, b, c, s: c * a + s * b,
     "turn_back": lambda a, b, c, s: c * b - s * a,
     "add_mul": lambda y, *pairs: y + sum(a * b for a, b in zip(pairs[::2], pairs[1::2], strict=True)),

@@ -142,9 +142,10 @@ class Walk:
         """Whether the lanes of a loop stand inside of one instance of a node's level."""
         return at > parent[0] or loop.over in alone(self.arch, parent[1])
 
-    def words(self, tensor: Projection, elements: list) -> float:
+    def words(self, tensor: Projection, elements: list, returns: bool = False) -> float:
         """What a tile of these elements moves: all of them, or of a compressed tensor a value and an index
-        per nonzero and a pointer per row, over a value's width.
+        per nonzero and a pointer per row, over a value's width. returns: partial sums that come back, without
+        pointers.
         """
         if tensor.format == "dense":
             return len(elements)
@@ -152,7 +153,7 @@ class Walk:
         stored = kept(tensor.density, tensor.format, tensor.index_bits) * len(elements)
         return (
             stored * (value + tensor.index_bits)
-            + len({element[:-1] for element in elements}) * tensor.pointer_bits
+            + (0 if returns else len({element[:-1] for element in elements}) * tensor.pointer_bits)
             + (len(elements) if tensor.format == "bitmask" else 0)
         ) / value
 
@@ -334,9 +335,9 @@ class Walk:
             return []
         begun = [x for x in elements if output and self.fresh(at, level, x)]
         wanted = [x for x in elements if x not in set(begun)]
-        self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted))
+        self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted, output))
         if not self.share(tensor, parent, node.level):
-            self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted))
+            self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted, output))
         return begun
 
     def skips(self, level: str) -> bool:
@@ -391,7 +392,7 @@ class Walk:
             met_there = output and self.meets(element, env, (at, level))
             if self.share(tensor, (at, level), apart=self.apart()):
                 continue
-            if output and share < 1 and tensor.format == "dense":
+            if output and share < 1:
                 self.add_up(at, level, tensor, skip, met, met_there, share)
                 continue
             if not skip:
@@ -448,17 +449,27 @@ class Walk:
         probability 1 - q, here spread over its K places. It is first written, and not read, min(q, 1) times
         where one lane does all, q times where K lanes do one each, whose sums the network adds up; between,
         on the line between.
+
+        Of a compressed result d elements are stored, instead of 1, each with its column; and somewhere in
+        each row its pointer is written.
         """
         places, iterations = 1, 1
         for rank, n in self.e.extents:
             places *= n if rank in self.apart() - self.own_ranks() else 1
             iterations *= n if rank in self.own_ranks() else 1
         expected = share * places * iterations / self.distinct()
-        each_lane = (min(expected, places) - min(expected, 1)) / (places - 1) if places > 1 else 0
-        first = met_there * (min(expected, 1) - each_lane) / places + skip * each_lane
+        value = tensor.bits or self.arch.word_bits
+        stored, entry, pointer = Fraction(1), Fraction(1), Fraction(0)
+        if tensor.format == "csr":
+            stored = Fraction(tensor.density)
+            entry = 1 + Fraction(tensor.index_bits, value)
+            pointer = Fraction(tensor.pointer_bits, value * tensor.dims[-1].size)
+        each_lane = (min(expected, places) - min(expected, stored)) / (places - 1) if places > 1 else 0
+        first = met_there * (min(expected, stored) - each_lane) / places + skip * each_lane
         first = first if self.skips(level) else 0
-        self.add(at, level, tensor.tensor, "read", share - first)
-        self.add(at, level, tensor.tensor, "write", share + met * max(1 - expected, 0) / places)
+        self.add(at, level, tensor.tensor, "read", float(entry * Fraction(share - first)))
+        written = share * entry + met * (max(stored - expected, 0) * entry + pointer) / places
+        self.add(at, level, tensor.tensor, "write", float(written))
 
     def apart(self) -> frozenset:
         """Ranks whose lanes hold other parts of an operand with zeros: each lane steps from nonzero to

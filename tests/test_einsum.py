@@ -293,7 +293,10 @@ def test_faults_of_sizes_bits_and_density() -> None:
             {"format": {"A": "cco"}},
             "format of tensor A is 'cco'; it must be dense, csr, coo, rle, bitmask, or N:M",
         ),
-        ({"format": {"C": "csr"}}, "tensor C cannot be csr; only an input with rows can"),
+        (
+            {"format": {"C": "csr"}},
+            "tensor C cannot be csr; its zeros are those of inputs: give one a density below 1",
+        ),
         (
             {"index_bits": {"A": 9}},
             "index_bits names tensor A, which is dense; only a csr, coo, rle or N:M tensor has them",

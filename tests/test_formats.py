@@ -140,7 +140,7 @@ FAULTS = {
     "{format: {A: '2:64'}}": "format of tensor A is 2:64, and its rows have",
     "{format: {A: '2:4'}, density: {A: 0.3}}": "tensor A is 2:4 and has density 0.3; leave density out",
     "{format: {A: 'ellpack'}}": "it must be dense, csr, coo, rle, bitmask, or N:M as 2:4",
-    "{format: {Y: coo}}": "tensor Y cannot be coo; only an input can",
+    "{format: {Y: coo}}": "tensor Y cannot be coo; an output is dense or csr",
     "{format: {A: bitmask}, index_bits: {A: 4}}": "only a csr, coo, rle or N:M tensor has them",
     "{format: {A: '2:4'}, pointer_bits: {A: 4}}": "only a csr tensor has them",
     "{format: {A: '2:4'}, index_bits: {A: 1}}": "index_bits of tensor A is 1",

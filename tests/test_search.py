@@ -19,8 +19,9 @@ from dse.mapping.nest import Infeasible
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
+from tests.amount import amount
 from tests.nests import free_edge
-from tests.prove.mappers import crowded, crowded_of
+from tests.prove.mappers import buffered_of, crowded, crowded_of
 from workloads import catalog
 
 
@@ -104,6 +105,19 @@ def test_tables_of_an_einsum_are_those_of_one_of_two_indices(
         for a, b in zip(arrays(own[0]), arrays(own[1]), strict=True):
             assert np.array_equal(a, b)
     assert seen == {True, False}
+
+
+def test_searches_that_count_the_same_cycles_have_one_answer() -> None:
+    alike = set()
+    for seed in range(amount(100, 5)):
+        problem = buffered_of(seed)
+        own = searches.counts_alike(problem.arch, "least", "ends")
+        alike.add(own)
+        assert not searches.counts_alike(problem.arch, "least", "sequential")
+        if own and supports(problem.einsum, "imperfect_spatial"):
+            least, ends = (search(problem, "imperfect_spatial", exposed=one) for one in ("least", "ends"))
+            assert least == ends
+    assert alike == {True, False}
 
 
 def arrays(form: object) -> list[np.ndarray]:

@@ -81,6 +81,7 @@ NETWORKS: dict[str, Callable[..., Workload]] = {
         transformer.vit_b,
         gnn.gcn,
         gnn.graphsage,
+        gnn.gat,
     )
 } | hpc.SOLVERS
 FILES = {  # names of ONNX files -> the file's name without .onnx

@@ -253,6 +253,9 @@ class Einsum:
     output: Projection
     inputs: tuple[Projection, ...]
     extents: tuple[tuple[str, int], ...]  # (rank, size) of every rank
+    # share of the iterations at which all inputs are nonzero, where it was counted from their matrices; 0:
+    # the product of their densities
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.extents:
@@ -310,7 +313,31 @@ class Einsum:
         """
         if self.kind != "mac":
             return 0
-        return round(prod((Fraction(p.density) for p in self.inputs), start=Fraction(self.points())))
+        shares = [self.share] if self.share else [p.density for p in self.inputs]
+        return round(prod(map(Fraction, shares), start=Fraction(self.points())))
+
+    def expected_density(self) -> float | None:
+        """Returns the share of nonzeros that is expected of the output, with the nonzeros of the inputs at
+        independent, uniform places; None: inputs with zeros have reduced ranks, but not the same ones.
+
+        An element of S[m,n] += M[m,n] * A[m,k] * B[k,n] is nonzero where M is, and A B at one of the K values
+        of k: d = d_M (1 - (1 - d_A d_B)^K).
+
+        >>> sparse = {"density": {"A": 0.5, "B": 0.5}, "format": {"A": "csr", "B": "csr"}}
+        >>> einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 9, "n": 9, "k": 2}, **sparse).expected_density()
+        0.4375
+        """
+        own, sizes = self.output.ranks(), self.sizes()
+        reduced = [(p.ranks() - own, p.density) for p in self.inputs if p.density < 1]
+        sets = {ranks for ranks, _ in reduced if ranks}
+        if len(sets) > 1:
+            return None
+        whole = prod(density for ranks, density in reduced if not ranks)
+        if not sets:
+            return whole
+        places = prod(sizes[rank] for ranks in sets for rank in ranks)
+        each = prod(density for ranks, density in reduced if ranks)
+        return whole * float(-np.expm1(places * np.log1p(-each)))
 
 
 def csr(
@@ -399,11 +426,26 @@ def _parsed(
             Projection(tensor, _dims(tensor, index, extents, given["size"].get(tensor)), **attributes)
         )
     _check(projections, given)
-    _check_widths(projections, given)
     output, *operands = projections
     used = {rank for p in projections for rank in p.ranks()}
     ordered = tuple((rank, int(n)) for rank, n in extents.items() if rank in used)
-    return Einsum(name or output.tensor, kind, output, tuple(operands), ordered)
+    found = Einsum(name or output.tensor, kind, output, tuple(operands), ordered)
+    if output.format == "csr" and output.tensor not in given["density"]:
+        found = _with_expected_density(found, given)
+    _check_widths(found.tensors(), given)
+    return found
+
+
+def _with_expected_density(e: Einsum, given: Mapping[str, Mapping[str, Any]]) -> Einsum:
+    """Returns the einsum with the density that is expected of its csr output."""
+    density, tensor = e.expected_density(), e.output.tensor
+    if density is None:
+        raise WorkloadError(
+            f"density of tensor {tensor} is not given, and of inputs with zeros that reduce different ranks "
+            f"none is expected; say density: {{{tensor}: ...}}"
+        )
+    pointer_bits = given["pointer_bits"].get(tensor, 0)
+    return replace(e, output=replace(e.output, density=density, pointer_bits=pointer_bits))
 
 
 def _body(op: str, body: str) -> tuple[list[tuple[str, str]], str]:
@@ -501,15 +543,27 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(
                 f"tensor {p.tensor} is {p.format} and has density {p.density:g}; leave density out"
             )
-        if p.format != "dense" and p is projections[0]:
-            which = "an input with rows" if p.format == "csr" else "an input"
-            raise WorkloadError(f"tensor {p.tensor} cannot be {p.format}; only {which} can")
+        if p.format not in ("dense", "csr") and p is projections[0]:
+            raise WorkloadError(f"tensor {p.tensor} cannot be {p.format}; an output is dense or csr")
+        if p.format == "csr" and p is projections[0]:
+            _check_compressed_output(p, projections[1:])
     if len(names) != len(set(names)):
         raise WorkloadError("a tensor stands twice; give its second access a name of its own")
     for what, by_tensor in given.items():
         for tensor in set(by_tensor) - set(names):
             tensors = ", ".join(names)
             raise WorkloadError(f"{what} names tensor {tensor}, which it does not have; it has {tensors}")
+
+
+def _check_compressed_output(p: Projection, inputs: Sequence[Projection]) -> None:
+    if not any(q.density < 1 for q in inputs):
+        raise WorkloadError(
+            f"tensor {p.tensor} cannot be csr; its zeros are those of inputs: give one a density below 1"
+        )
+    if any(d.offset or len(d.terms) != 1 or d.terms[0][1] != 1 for d in p.dims):
+        raise WorkloadError(
+            f"tensor {p.tensor} cannot be csr; each of its dimensions must be one rank, as in {p.tensor}[m,n]"
+        )
 
 
 def _check_widths(projections: Sequence[Projection], given: Mapping[str, Mapping[str, int]]) -> None:
@@ -582,6 +636,7 @@ def canonical_key(e: Einsum) -> str:
         widths = f"|{p.index_bits}|{p.pointer_bits}" if p.format != "dense" else ""
         pattern = f"|{p.tile_columns.digest}" if p.tile_columns else ""
         parts.append(f"{','.join(dims)}|{p.bits}|{p.density!r}|{p.format}{widths}{pattern}")
+    parts += [f"{e.share!r}"] if e.share else []
     return hashlib.sha256(";".join(parts).encode()).hexdigest()[:16]
 
 

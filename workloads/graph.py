@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, closest, refuse, show
+from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, closest, nonzeros, refuse, show
 from workloads.operators import BINARY, UNARY, names_in
 
 if TYPE_CHECKING:
@@ -191,6 +191,12 @@ def differing_key(a: Projection, b: Projection) -> str:
     return next((key for key in keys if getattr(a, key) != getattr(b, key)), "")
 
 
+def differing_format(a: Projection, b: Projection) -> bool:
+    """True if two tensors are stored in different formats, or as csr with other nonzeros or widths."""
+    keys = ("format", "density", "index_bits", "pointer_bits") if "csr" in (a.format, b.format) else ()
+    return any(getattr(a, key) != getattr(b, key) for key in keys)
+
+
 def setting(p: Projection, key: str) -> str:
     """Returns what an access says of a key, for messages."""
     value = getattr(p, key)
@@ -274,6 +280,7 @@ def _fusible_operand(e: Einsum, weights: frozenset[str]) -> Projection | None:
     if e.kind not in ELEMENTWISE or len(varying) != 1 or e.points() != e.output.stored_elems():
         return None
     same = varying[0].dims == e.output.dims and e.output.ranks() == set(e.sizes())
+    same = same and not differing_format(varying[0], e.output)
     return varying[0] if same or varying[0].stored_elems() == e.points() == 1 else None
 
 
@@ -393,6 +400,30 @@ def types_text(workload: Workload, word_bits: int | None = None) -> str:
     word = "the machine's word" + (f" ({word_bits} bit here)" if word_bits else "")
     widths = [f"{name} as {f'{bits} bit' if bits else word}" for name, bits in workload.types]
     return ", ".join(widths).replace(" as ", " counts as ", 1)
+
+
+def csr_results(workload: Workload) -> list[Einsum]:
+    """Returns the einsums whose result is stored in csr."""
+    return [e for e in workload.einsums if e.output.format == "csr"]
+
+
+def results_text(workload: Workload) -> str:
+    """Returns the nonzeros of csr results and where they come from; "" where there is none."""
+    return ", ".join(
+        f"{e.output.tensor} {nonzeros(e.output.density, e.output.stored_elems())} nonzeros, {_source(e)}"
+        for e in csr_results(workload)
+    )
+
+
+def _source(e: Einsum) -> str:
+    """Returns where the density of a csr output comes from."""
+    if e.share:
+        return "counted from the matrix"
+    if e.expected_density() != e.output.density:
+        return "as given"
+    reduces = any(p.density < 1 and p.ranks() - e.output.ranks() for p in e.inputs)
+    of = next(p.tensor for p in e.inputs if p.density < 1)
+    return "expected of nonzeros spread evenly" if reduces else f"those of {of}"
 
 
 def with_bits(workload: Workload, bits: Mapping[str, int]) -> Workload:

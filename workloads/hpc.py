@@ -9,14 +9,16 @@ step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from dataclasses import replace
+from math import prod
+from typing import Any, Literal
 
 from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, einsum, squeezed
 from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.loops import Form
-from workloads.matrix import MATRICES, SUFFIXES, Matrix, is_matrix_file, read_pattern
-from workloads.sparsity import tile_columns
+from workloads.matrix import MATRICES, SUFFIXES, Matrix, Pattern, is_matrix_file, read_pattern
+from workloads.sparsity import product_counts, tile_columns
 
 Line = tuple[str, str]  # name and text of an einsum
 
@@ -248,8 +250,85 @@ def spmm_chain(
     return _solver("spmm_chain", a, n, step, length, "unrolled", (index_bits, pointer_bits))
 
 
+def sddmm(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    k: int = 64,
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """Sampled dense x dense product: S = A * (X Y'), of the k x nnz products that the nonzeros of A ask for.
+
+    matrix, rows, nnz, index_bits, pointer_bits: as in `cg`; A need not be square
+    k: width of X and Y
+
+    S is stored in csr and has the pattern of A, which is known before: each nonzero is a dot product.
+    """
+    a = _matrix("sddmm", matrix, rows, nnz)
+    sparse = csr("A", _density("sddmm", a.rows, a.columns, a.nnz), index_bits, pointer_bits, a.tile_columns)
+    extents = {"m": a.rows, "n": a.columns, "k": k}
+    e = einsum(
+        "S[m,n] += A[m,n] * X[m,k] * Y[n,k]",
+        extents,
+        "sddmm",
+        **with_result("S", sparse, index_bits, pointer_bits),
+    )
+    return Workload(f"sddmm:matrix={a.name},k={k}", (squeezed(e),))
+
+
+def spgemm(
+    matrix: str = "ecology1",
+    rows: int = 0,
+    nnz: int = 0,
+    times: Literal["itself", "transpose"] = "itself",
+    index_bits: int = GOGETA_BITS,
+    pointer_bits: int = GOGETA_BITS,
+) -> Workload:
+    """Sparse x sparse product with a sparse result: C = A A, or A A'.
+
+    matrix, rows, nnz, index_bits, pointer_bits: as in `cg`; with the transpose A need not be square
+
+    From a file, products and nonzeros of C are counted; of a matrix given by its size they are expected of as
+    many nonzeros spread evenly (`Einsum.expected_density`).
+    """
+    a = _matrix("spgemm", matrix, rows, nnz)
+    p = read_pattern(matrix) if a.tile_columns else None
+    if times == "itself":
+        _check_square("spgemm", a, matrix)
+    of = {"A": a.tile_columns, "A_again": None}
+    density = _density("spgemm", a.rows, a.columns, a.nnz)
+    sparse: dict[str, dict[str, Any]] = {}
+    for tensor, columns in of.items():
+        for key, value in csr(tensor, density, index_bits, pointer_bits, columns).items():
+            sparse.setdefault(key, {}).update(value)
+    result = with_result("C", sparse, index_bits, pointer_bits)
+    extents = {"m": a.rows, "n": a.columns if times == "itself" else a.rows, "k": a.columns}
+    second = "A_again[k,n]" if times == "itself" else "A_again[n,k]"
+    text, name = f"C[m,n] += A[m,k] * {second}", "spgemm"
+    if p:
+        products, nonzeros = product_counts(p, times == "transpose")
+        result["density"]["C"] = nonzeros / (extents["m"] * extents["n"])
+        found = replace(einsum(text, extents, name, **result), share=products / prod(extents.values()))
+    else:
+        found = einsum(text, extents, name, **result)
+    return Workload(f"spgemm:matrix={a.name},times={times}", (squeezed(found),))
+
+
+def with_result(
+    tensor: str, sparse: dict[str, dict[str, Any]], index_bits: int, pointer_bits: int
+) -> dict[str, dict[str, Any]]:
+    """Returns arguments of `einsum` with those of a csr result of the density that is expected of it."""
+    widths = {"index_bits": index_bits, "pointer_bits": pointer_bits}
+    more: dict[str, dict[str, Any]] = {
+        "format": {tensor: "csr"},
+        **{key: {tensor: n} for key, n in widths.items() if n},
+    }
+    return {key: {**sparse.get(key, {}), **more.get(key, {})} for key in {**sparse, **more}}
+
+
 SOLVERS: dict[str, Callable[..., Workload]] = {
-    f.__name__: f for f in (cg, pipelined_cg, bicgstab, gmres, spmm_chain)
+    f.__name__: f for f in (cg, pipelined_cg, bicgstab, gmres, spmm_chain, sddmm, spgemm)
 }
 
 
@@ -340,6 +419,18 @@ def _loop_state(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str],
 
 def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
     """Returns a square real matrix by name, file, or size."""
+    found = _matrix(name, matrix, rows, nnz)
+    _check_square(name, found, matrix)
+    return found
+
+
+def _check_square(name: str, a: Matrix, matrix: str) -> None:
+    if a.rows != a.columns:
+        raise WorkloadError(f"{matrix}: {a.rows} x {a.columns} is not square; {name} needs a square matrix")
+
+
+def _matrix(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
+    """Returns a real matrix by name, file, or size."""
     if rows or nnz:
         if not rows or not nnz:
             raise WorkloadError(f"{name}: rows = {rows}, nnz = {nnz}: a matrix by its size needs both")
@@ -351,11 +442,7 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
             matrix, MATRICES, f"there are {', '.join(MATRICES)}; a file ends in {', '.join(SUFFIXES)}"
         )
         raise WorkloadError(f"{name}: no matrix is named {matrix}; {hint}")
-    found = MATRICES.get(matrix) or _read(matrix)
-    if found.rows != found.columns:
-        raise WorkloadError(
-            f"{matrix}: {found.rows} x {found.columns} is not square; {name} needs a square matrix"
-        )
+    found = MATRICES.get(matrix) or matrix_of(read_pattern(matrix))
     if found.is_complex:
         raise WorkloadError(
             f"{matrix}: complex entries; einsums count real words: write the real system of twice the size"
@@ -363,7 +450,6 @@ def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
     return found
 
 
-def _read(path: str) -> Matrix:
-    """Returns the matrix of a file, with the distinct columns of its tiles of rows."""
-    p = read_pattern(path)
+def matrix_of(p: Pattern) -> Matrix:
+    """Returns the matrix of a pattern, with the distinct columns of its tiles of rows."""
     return Matrix(p.name, p.rows, p.columns, len(p.places), p.is_complex, tile_columns(p))

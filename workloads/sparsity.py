@@ -17,6 +17,7 @@ from workloads.einsum import TileColumns
 from workloads.matrix import Pattern, run_lengths, sorted_once
 
 TILES = tuple(4**i for i in range(2, 12))  # rows (and columns) of tiles, of which those are shown that cut
+MAX_PRODUCTS = 1 << 26  # of rows that are multiplied at a time (`product_counts`)
 QUANTILES = (0, 25, 50, 75, 100)  # percent of the rows, of the nonzeros per row
 
 
@@ -93,6 +94,25 @@ def tile_columns(p: Pattern) -> TileColumns:
         means.append(int((is_new & (tile < whole_tiles)).sum()) / whole_tiles)
     said = f"{p.rows} {p.columns} {sizes} {means}"
     return TileColumns(p.rows, p.columns, hashlib.sha256(said.encode()).hexdigest()[:16], sizes, tuple(means))
+
+
+def product_counts(p: Pattern, transposed: bool = False) -> tuple[int, int]:
+    """Returns the products of nonzeros of A A (transposed: of A A'), and the nonzeros of the result, those
+    that cancel counted. Rows are multiplied in blocks of MAX_PRODUCTS products, or a row.
+    """
+    from scipy import sparse  # imported here: that is slow, and only files need it
+
+    row, column = np.divmod(p.places, p.columns)
+    a = sparse.csr_array((np.ones(len(row), np.bool_), (row, column)), (p.rows, p.columns))
+    b = sparse.csr_array(a.T) if transposed else a
+    per_nonzero = np.diff(b.indptr)[a.indices].astype(np.int64)
+    before = np.append(0, np.cumsum(per_nonzero))[a.indptr]  # products of the rows before each
+    nonzeros, at = 0, 0
+    while at < p.rows:
+        end = max(int(np.searchsorted(before, before[at] + MAX_PRODUCTS, "right")) - 1, at + 1)
+        nonzeros += (a[at:end] @ b).nnz
+        at = end
+    return int(per_nonzero.sum()), nonzeros
 
 
 def nonempty_tiles(p: Pattern, tile_rows: int, tile_columns: int) -> int:

@@ -30,7 +30,7 @@ from dse.solve.options import without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload, base_tensor, counts, names_text, types_text, unique
+from workloads.graph import Workload, base_tensor, counts, names_text, results_text, types_text, unique
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Phase
@@ -572,6 +572,8 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         entries["what may help"] = hint
     if types := types_text(workload, arch.word_bits):
         entries["types"] = types
+    if results := results_text(workload):
+        entries["csr results"] = results
     if workload.fused:
         number = len(workload.fused)
         entries["fused into producers"] = f"{number} operator{'s' * (number > 1)} (solver.fuse_elementwise)"

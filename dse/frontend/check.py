@@ -124,7 +124,7 @@ def _machine(text: str, sets: Sequence[str]) -> Machine:
 
 def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table, types_text
+    from workloads.graph import layer_table, results_text, types_text
 
     if sets:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
@@ -136,6 +136,7 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
         f"{workload.parameters} parameters{fused}"
     )
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
+    types += f"\ncsr results: {text}" if (text := results_text(workload)) else ""
     return line + types + _unnamed_weights(source, workload) + _warning(workload), layer_table(workload)
 
 

@@ -451,8 +451,8 @@ ENTRY: Meanings = {
     "extents": ("", "sizes of ranks for this einsum alone"),
     "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
-    "density": ("share", "of nonzeros, per tensor"),
-    "format": ("", "dense, csr, coo, rle, bitmask, or N:M (2:4), per tensor"),
+    "density": ("share", "of nonzeros, per tensor; default: 1, of a csr result what is expected"),
+    "format": ("", "dense, csr, coo, rle, bitmask, or N:M (2:4), per tensor; of a result dense or csr"),
     "index_bits": (
         "bit",
         "stored beside a nonzero, per tensor: a column (csr), all indices (coo), a run of zeros (rle), a "

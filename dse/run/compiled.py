@@ -54,6 +54,14 @@ def njit_no_alloc(f: F) -> F:
     return njit_internal(_nrt=False)(f)
 
 
+def njit_inlined(f: F) -> F:
+    """Decorator: as `njit_no_alloc`, and the function's code takes the place of every call. A record of
+    arrays is passed field by field, every array as seven words or more: a call with the records of a search
+    (state.py) pushes up to a thousand words, which took most of the time of small functions.
+    """
+    return njit_internal(_nrt=False, forceinline=True)(f)
+
+
 def njit_internal(**options: Any) -> Callable[[F], F]:
     """Returns a decorator for functions that only compiled code calls. It omits the entry from Python, which
     unpacks every array of the arguments and takes long to compile.

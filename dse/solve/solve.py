@@ -96,7 +96,7 @@ from hw import machine
 from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key, einsum
-from workloads.graph import Unique, Workload, base_tensor, counts, unique
+from workloads.graph import Unique, Workload, base_tensor, counts, csr_results, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 # arguments: position (from 0) of an einsum among the distinct ones of a workload, and its cost
@@ -208,6 +208,12 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
             raise ValueError(line)
         for e in workload.einsums:
             computes(e, arch)
+    if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
+        named = f"{results[0].output.tensor} of {results[0].name}"
+        raise ValueError(
+            f"solver.schedule = {options.schedule} does not count results in csr ({named}): mappers do, for "
+            "unfused schedules; leave it out, or store the result dense"
+        )
     if not arch.mapping and not options.mapping:
         return
     if line := options.rules_refused(bool(arch.mapping)):

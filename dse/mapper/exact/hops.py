@@ -33,7 +33,7 @@ from dse.mapper.exact.spatial import FanoutBoundary, SpatialUnrollings, dims_and
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Loop, Mapping
 from dse.sim.counts.latency import any_nonzero
-from dse.sim.counts.terms import sparse, unshared
+from dse.sim.counts.terms import nonzero_share, unshared
 from dse.sim.levels.network import injected_at
 from hw.arch import Arch, Fanout
 from workloads.arrays import Floats, Ints
@@ -165,7 +165,9 @@ def _proportional(e: Einsum, x: int, compute: bool) -> bool:
         for d in p.dims
     )
     named = [rank for d in p.dims for rank, _ in d.terms]
-    return stored and len(named) == len(set(named)) and not (compute and p is e.output and sparse(e))
+    return (
+        stored and len(named) == len(set(named)) and not (compute and p is e.output and nonzero_share(e) < 1)
+    )
 
 
 def _word_groups(

@@ -23,6 +23,7 @@ from dse.mapper.exact.search import (
     REFINE_BUDGET,
     Goals,
     SearchResult,
+    counts_alike,
     same_structure,
     search,
     search_on,
@@ -451,6 +452,9 @@ def _refine(
     searches count more stalls (`exposed`, see `search`). "sequential", fills and drains of single buffers one
     after the other, may find a better mapping but proves no bound; "ends", also first fills and last drains,
     may find one or prove a higher bound. priced: as in `_to_answer`.
+
+    Where "ends" counts what the first search did, it is left out: it would find the same mapping, or, below a
+    goal that the first one proved, none.
     """
     assert found.mapping is not None
     arch = problem.arch
@@ -465,6 +469,8 @@ def _refine(
             allowed_gap * (1 + ROUNDING_GAP), ROUNDING_GAP
         ):
             break
+        if counts_alike(arch, exposed, "least"):
+            continue
         refined = search(
             problem,
             factors,

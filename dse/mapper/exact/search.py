@@ -105,8 +105,7 @@ def supports(e: Einsum, factors: Factors) -> bool:
 
     1. imperfect temporal factors;
     2. a dimension that adds up more than two ranks;
-    3. a compressed output;
-    4. an output dimension of one rank of which only a part is stored.
+    3. an output dimension of one rank of which only a part is stored.
     """
     sizes = e.sizes()
     cut_short = any(
@@ -118,7 +117,7 @@ def supports(e: Einsum, factors: Factors) -> bool:
     summed = max(
         (sum(sizes[rank] > 1 for rank, _ in dim.terms) for p in e.tensors() for dim in p.dims), default=0
     )
-    return factors != "imperfect" and not cut_short and e.output.format == "dense" and summed <= 2
+    return factors != "imperfect" and not cut_short and summed <= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -1075,6 +1074,13 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
     return Parts(index, tuple(ports), tuple(stalls), tuple(serves))
 
 
+def counts_alike(arch: Arch, a: Exposed, b: Exposed) -> bool:
+    """True if searches that expose stalls in these two ways count the same cycles on a machine: "least" and
+    "ends" where no level inside is double-buffered.
+    """
+    return a == b or ("sequential" not in (a, b) and _parts(arch, a) == _parts(arch, b))
+
+
 def _port_names(level: Level, *actions: str) -> list[str]:
     """The ports of a level that serve these actions (none: reads and writes), of any tensor."""
     found = (level.port(of, action)[0] for action in actions or ("read", "write") for of in level.may_keep)
@@ -1555,16 +1561,18 @@ def _link(
                 _add_entry(row, q, part, more)
 
     compressed, (elem_words, row_words) = p.format != "dense", p.compressed_words(arch.word_bits)
-    tiled = [(state.WORDS, elem_words), (state.ROWS, row_words)] if compressed else [(state.WORDS, 1.0)]
-    amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else tiled
-    sparse_counts = sparse(e) if output and compute else None
+    each = elem_words if compressed else 1.0
+    pointers = [(state.ROWS, row_words)] if compressed and not compute else []
+    amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else [(state.WORDS, each)]
+    amounts += [] if output else pointers
+    sparse_counts = sparse(e, arch.word_bits) if output and compute else None
     first_reads = (
         [
             (state.NONZERO_OUTPUTS, -sparse_counts.first_reads),
             (state.COMPUTE_FIRST_READS, -sparse_counts.first_reads_per_pe),
         ]
         if sparse_counts
-        else [(state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -1.0)]
+        else [(state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -each)]
     )
     skipped_reads = first_reads if output and levels[parent].skip_first_read else []
     # of first fills of what is gathered no least number of words is known
@@ -1577,15 +1585,17 @@ def _link(
         add(parent, "read", kind, own[parent], merged, scale, not skipped_reads)
         if not compute:
             add(child, "write", kind, own[child], common, scale, not skipped_reads)
-    zero_writes = (
-        [(state.NONZERO_OUTPUTS, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else []
+    only_written = (
+        [(state.NONZERO_OUTPUTS, sparse_counts.writes)]
+        if sparse_counts and sparse_counts.writes
+        else pointers
     )
     crossing = [Crossing(kind, words, not skipped_reads) for kind, words in (*amounts, *skipped_reads)]
-    crossing += [Crossing(kind, words, True) for kind, words in (*amounts, *zero_writes)] if output else []
+    crossing += [Crossing(kind, words, True) for kind, words in (*amounts, *only_written)] if output else []
     for quantity, pj, in_bound in _networks(problem, tensors, x, parent, child, position, shared, crossing):
         for row in (found, low) if in_bound else (found,):
             _add_entry(row, quantity, state.PJ, pj)
-    for kind, scale in (*amounts, *drained, *zero_writes) if output else ():
+    for kind, scale in (*amounts, *drained, *only_written) if output else ():
         add(parent, "write", kind, own[parent], shared, scale, True)
         if not compute:
             add(child, "read", kind, own[child], common, scale, True)
@@ -1597,6 +1607,7 @@ def _link(
     if output and not compute and between and any_nonzero(added_pj):
         # Merges are the partial sums that all PEs drain minus those that are left after merging. The
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
+        added_pj = added_pj * (p.density if compressed else 1.0)
         for merged, pj in ((common, added_pj), (common | between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)

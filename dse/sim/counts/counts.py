@@ -21,6 +21,7 @@ from dse.sim.counts.terms import (
     additions,
     crossing,
     direct_elems,
+    drains,
     fills,
     folds,
     instances,
@@ -171,7 +172,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
 
     whole_einsum: as in `nest_sums`
     """
-    s = Formulas(e, nest, wires, sparse(whole_einsum))
+    s = Formulas(e, nest, wires, sparse(whole_einsum, wires.word_bits))
     found: dict[Key, tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
@@ -199,7 +200,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
                 [fills(s, link, one_instance, skip=skip) for one_instance in (False, True)],
             )
         if output and link.child:
-            add(link.child, "read", [fills(s, link, one_instance) for one_instance in (False, True)])
+            add(link.child, "read", [drains(s, link, one_instance) for one_instance in (False, True)])
     rows = [Row(key, tuple(total), tuple(one_instance)) for key, (total, one_instance) in found.items()]
     if merge_terms := tuple(
         term for link in s.links if link.is_output and link.child for term in merges(s, link)

@@ -267,25 +267,26 @@ def sink(p: Projection, nest: Mapping, at: int) -> int:
 
 def nonzero_share(e: Einsum) -> float:
     """Returns the share of iterations that compute: those at which all inputs are nonzero (independent,
-    uniform).
+    uniform, unless their products were counted: `Einsum.share`).
     """
-    return prod(p.density for p in e.inputs if p.density != 1)
+    return e.share or prod(p.density for p in e.inputs if p.density != 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Corrections to the accesses that compute makes directly to a level, where the result is dense, inputs
-    have zeros, and no node of the result stands further in. They come on top of one read and one write per
-    product of nonzeros.
+    """Corrections to the accesses that compute makes directly to a level, where inputs have zeros and no node
+    of the result stands further in. They come on top of one read and one write per product of nonzeros.
 
     K: combinations of the ranks that inputs with zeros have and the result lacks
     q: expected products of nonzeros per element. q exceeds K where windows overlap in the result; ranks that
         no input with zeros has count as one product.
+    d: share of the elements that are stored: 1 of a dense result, the nonzeros of a compressed one
 
-    If q < 1, the element is still written once, as a zero. Every PE that adds to an element skips its first
-    read of it. If one PE computes all K combinations, min(q, 1) reads are skipped; if K PEs compute one each,
-    min(q, K); between, the number is interpolated linearly. At a memory, PEs that do not reduce count as one
-    (`additions`).
+    If q < d, what is stored is still written once, as a zero. Every PE that adds to an element skips its
+    first read of it. If one PE computes all K combinations, min(q, d) reads are skipped; if K PEs compute one
+    each, min(q, K); between, the number is interpolated linearly. At a memory, PEs that do not reduce count
+    as one (`additions`). Of a compressed result an access is of a value and its column, and a pointer is
+    written per row.
     """
 
     writes: float  # extra writes per combination
@@ -293,27 +294,51 @@ class Sparse:
     first_reads_per_pe: float  # skipped first reads per element and PE
 
 
-def sparse(e: Einsum) -> Sparse | None:
-    """Returns what zeros add to the accesses of compute; None: no input has zeros, or the result is
-    compressed.
+def sparse(e: Einsum, word_bits: int) -> Sparse | None:
+    """Returns what zeros add to the accesses of compute, in widths of elements of the result on machines with
+    words of `word_bits`; None: no input has zeros.
     """
     share = nonzero_share(e)
-    if share == 1 or e.output.format != "dense":
+    if share == 1:
         return None
-    sizes, output_ranks = e.sizes(), e.output.ranks()
-    combinations = prod(n for rank, n in e.extents if rank in unshared(e.output, e) - output_ranks)
+    sizes, output, output_ranks = e.sizes(), e.output, e.output.ranks()
+    combinations = prod(n for rank, n in e.extents if rank in unshared(output, e) - output_ranks)
     elements = prod(
         dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True)
-        for dim in e.output.dims
+        for dim in output.dims
     )
     expected = share * combinations * prod(sizes[rank] for rank in output_ranks) / elements
-    expected_first = min(expected, 1.0)
+    is_dense = output.format == "dense"
+    stored = 1.0 if is_dense else output.density
+    entry, pointers = (
+        (1.0, 0.0) if is_dense else (entry_words(output, word_bits), _pointers(output, e, word_bits))
+    )
+    expected_first = min(expected, stored)
     first_per_pe = (
         (min(expected, combinations) - expected_first) / (combinations - 1) if combinations > 1 else 0.0
     )
     return Sparse(
-        (1.0 - expected_first) / combinations, (expected_first - first_per_pe) / combinations, first_per_pe
+        ((stored - expected_first) * entry + pointers) / combinations,
+        (expected_first - first_per_pe) / combinations * entry,
+        first_per_pe * entry,
     )
+
+
+def entry_words(p: Projection, word_bits: int) -> float:
+    """Returns the width of a nonzero of a compressed result, a value and its column, in widths of a value."""
+    return 1 + p.index_bits / (p.bits or word_bits)
+
+
+def _pointers(p: Projection, e: Einsum, word_bits: int) -> float:
+    """Returns the row pointers of a compressed tensor per element, in widths of a value: one is shared out
+    over the elements of a row.
+    """
+    columns = prod(
+        n
+        for rank, n in e.extents
+        if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1])
+    )
+    return p.compressed_words(word_bits)[1] / columns
 
 
 def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
@@ -322,17 +347,12 @@ def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
 
     A compressed input is read whole: value and column of every nonzero and a pointer per row, in widths of
     its elements, since zeros of other inputs are not known before. Any other tensor moves one element
-    wherever no input is known to be zero.
+    wherever no input is known to be zero, a compressed result with its column.
     """
     if p is e.output or p.format == "dense":
-        return nonzero_share(e)
-    columns = prod(
-        n
-        for rank, n in e.extents
-        if rank in p.dims[-1].ranks() and not any(rank in dim.ranks() for dim in p.dims[:-1])
-    )
-    elem_words, row_words = p.compressed_words(word_bits)
-    return elem_words + row_words / columns
+        share = nonzero_share(e)
+        return share if p.format == "dense" else share * entry_words(p, word_bits)
+    return p.compressed_words(word_bits)[0] + _pointers(p, e, word_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,11 +549,22 @@ def additions(
 def writes(
     s: Formulas, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = ()
 ) -> tuple[Term, ...]:
-    """Returns the elements written to an output's parent: elements that it serves and, for a dense result of
-    sparse inputs, the zeros, since every element is written at least once.
+    """Returns the elements written to an output's parent: elements that it serves and what is only written
+    (`_written_only`).
     """
-    return serves(s, link, one_instance, trips_counted) + _zeros(
+    return serves(s, link, one_instance, trips_counted) + _written_only(
         s, link, End.PARENT, one_instance, trips_counted
+    )
+
+
+def drains(
+    s: Formulas, link: Link, one_instance: bool, trips_counted: tuple[int, ...] = (), skip: bool = False
+) -> tuple[Term, ...]:
+    """Returns the elements that an output's child drains: what `fills` counts, and of a compressed output the
+    row pointers.
+    """
+    return fills(s, link, one_instance, trips_counted, skip) + _written_only(
+        s, link, End.CHILD, one_instance, trips_counted
     )
 
 
@@ -543,7 +574,7 @@ def crossing(s: Formulas, link: Link) -> tuple[Term, ...]:
     skips = link.is_output and link.parent.level in s.wires.skips
     skipped_reads = fills(s, link, False, skip=True) if skips else ()
     return (
-        (*one_way, *one_way, *_zeros(s, link, End.CHILD, False), *skipped_reads)
+        (*one_way, *one_way, *_written_only(s, link, End.CHILD, False), *skipped_reads)
         if link.is_output
         else one_way
     )
@@ -571,14 +602,23 @@ def _transfers(
     return s.memo[key]
 
 
-def _zeros(
+def _written_only(
     s: Formulas, link: Link, end: End, one_instance: bool, trips_counted: tuple[int, ...] = ()
 ) -> tuple[Term, ...]:
-    """Returns the zeros that compute writes of a dense result of inputs with zeros."""
-    if link.child or not s.sparse:
+    """Returns what is written of an output and not read: from compute, if inputs have zeros, what `Sparse`
+    says; of a compressed tile that drains, a pointer per row of it.
+    """
+    trips_counted = trips_counted or s.all_trips
+    if link.child:
+        if link.tensor.format == "dense":
+            return ()
+        cuts = _cuts(s, link, trips_counted, False, _pe_rule(s, link, end, one_instance, link.ranks))
+        dims = s.of_dims(link.tensor, cuts, clip=True)
+        return (_row_term(s, link, cuts, dims, _missing_ranks(s, link, cuts)),)
+    if not s.sparse:
         return ()
     return _distinct_terms(
-        s, link, end, one_instance, trips_counted or s.all_trips, unshared(link.tensor, s.e), s.sparse.writes
+        s, link, end, one_instance, trips_counted, unshared(link.tensor, s.e), s.sparse.writes
     )
 
 
@@ -727,7 +767,7 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
     the single accesses of compute (`direct_elems`).
 
     A compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its
-    elements.
+    elements. Of an output pointers are written with every tile (`drains`), not read.
     """
     # tiles of a node are clipped to what is stored, single accesses of compute are not
     has_child, p, sign = link.child is not None, link.tensor, -1 if skip else 1
@@ -749,10 +789,19 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))
         return
-    rows = (*dims[:-1], *(s.factor_number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks()))
-    elem_words, row_words = p.compressed_words(s.wires.word_bits)
-    yield Term(sign * elem_words, (*dims, *outer))
-    yield Term(sign * row_words, (*rows, *outer))
+    yield Term(sign * p.compressed_words(s.wires.word_bits)[0], (*dims, *outer))
+    if not link.is_output:
+        yield _row_term(s, link, cuts, dims, outer)
+
+
+def _row_term(
+    s: Formulas, link: Link, cuts: CountedLoops, dims: tuple[int, ...], outer: tuple[int, ...]
+) -> Term:
+    """Returns the row pointers of the tiles of a compressed tensor, in widths of its elements. dims, outer:
+    factors of its dimensions, and of ranks that it lacks
+    """
+    last = (s.factor_number(None, rank, (rank,), cuts) for rank in link.tensor.dims[-1].ranks())
+    return Term(link.tensor.compressed_words(s.wires.word_bits)[1], (*dims[:-1], *last, *outer))
 
 
 def _missing_ranks(s: Formulas, link: Link, cuts: CountedLoops) -> tuple[int, ...]:

@@ -54,6 +54,7 @@ from dse.sim.counts.terms import (
     NestSums,
     Term,
     additions,
+    drains,
     fills,
     nonzero_share,
     passes,
@@ -235,8 +236,8 @@ def _flow(timing: NestTiming, one: LevelLink, kind: Traffic, trips_counted: Trip
         ends: dict[Traffic, list[tuple[int, str, Callable[..., tuple[Term, ...]], bool]]] = {
             "fill": [(one.child, "write", fills, one.skips), (one.parent, "read", serves, one.skips)],
             "drain": [
-                (one.child, "read", fills, False),
-                (one.parent, "write", serves, False),
+                (one.child, "read", drains, False),
+                (one.parent, "write", writes, False),
                 *[(one.parent, "read", additions, False)] * one.skips,
             ],
             "access": [

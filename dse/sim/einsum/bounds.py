@@ -73,14 +73,13 @@ def words(p: Projection, e: Einsum, word_bits: int) -> float:
     * dense input: elements that are used where all inputs are nonzero; read through the columns of a
       compressed operand whose pattern is known (`terms.gathered`): the columns that have a nonzero
     * dense result: all elements, since zeros are written too
-    * compressed tensor: value and column of every nonzero and a pointer per row, in widths of its elements
-    * compressed result: as above without pointers, or used elements times the share of iterations that
-      compute, whichever is less
+    * compressed tensor, also a result: value and column of every nonzero and a pointer per row, in widths of
+      its elements
     """
     used, (elem_words, row_words) = used_elems(p, e.extents), p.compressed_words(word_bits)
-    if p is e.output:
-        return used * (min(nonzero_share(e), elem_words) if p.format != "dense" else 1)
     if p.format == "dense":
+        if p is e.output:
+            return used
         share, found = nonzero_share(e), gathered(e)
         if found and found.tensor == p.tensor:
             pattern = found.tile_columns

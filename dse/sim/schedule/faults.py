@@ -31,7 +31,7 @@ from dse.sim.schedule.placed import (
 )
 from hw.arch import Arch, Level
 from workloads.einsum import Projection, canonical_key
-from workloads.graph import Workload, base_tensor, counts
+from workloads.graph import Workload, base_tensor, counts, csr_results
 
 
 def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
@@ -65,6 +65,11 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             "einsums share loops, tensors or time, which is not counted between computes; "
             f"{arch.name} has {', '.join(one.compute.name.lower() for one in arch.units)}: map its einsums "
             "one by one"
+        ]
+    if (results := csr_results(workload)) and not schedule.is_unfused():
+        return [
+            "einsums share loops, tensors or time, which is not counted of results in csr "
+            f"({results[0].output.tensor} of {results[0].name}): map einsums one by one, or store it dense"
         ]
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []

@@ -69,7 +69,7 @@ from dse.mapper.exact.kernels.state import (
     Work,
 )
 from dse.mapper.exact.kernels.tile_sums import amount, factor, hull_bound, links, tile_bits
-from dse.run.compiled import njit, njit_internal, njit_no_alloc
+from dse.run.compiled import njit, njit_inlined, njit_internal, njit_no_alloc
 from workloads.arrays import Floats, Ints
 
 DIVES = 8  # box 1, 8, 64, ... is followed down to a single unrolling (`dive`)
@@ -190,7 +190,7 @@ def search(
     return left
 
 
-@njit_no_alloc
+@njit_inlined
 def set_live(live: Ints, span: Ints, s: Scratch) -> int:
     """Copies the machines of a box, from span[0] to span[1] in `live`, to Scratch.live[0]. Returns how many
     they are.
@@ -302,7 +302,7 @@ def placements(t: Terms, m: Machine, w: Work, best: Floats) -> tuple[Ints, Float
     return holder_choices[:n], bound[:n], sums
 
 
-@njit_no_alloc
+@njit_inlined
 def precedes(j: int, holders: Ints, e: Einsum, w: Work) -> bool:
     """Whether nests under the spatial unrolling w.unrolling, with tensors in the levels holders [X], come
     before the best nest of machine j in the order of ties (`may_replace_tied`).
@@ -401,7 +401,7 @@ def set_outer_bounds(nest_search: NestSearch) -> None:
                 w.outer_pj[code, j] = outer.best[j, 0]
 
 
-@njit_no_alloc
+@njit_inlined
 def any_served(t: Terms, m: Machine, w: Work) -> bool:
     """Whether outer costs have what the outermost level serves to some node of w.nodes (state.Terms)."""
     found = False
@@ -411,7 +411,7 @@ def any_served(t: Terms, m: Machine, w: Work) -> bool:
     return found
 
 
-@njit_no_alloc
+@njit_inlined
 def list_nodes(holders: Ints, outer: bool, t: Terms, m: Machine, w: Work) -> int:
     """Lists in w.nodes the nodes of all tensors, or with `outer` those that outer costs depend on
     (state.Terms). Returns their number. holders: [X] numbers of sets of levels in t.holder_sets.
@@ -433,7 +433,7 @@ def list_nodes(holders: Ints, outer: bool, t: Terms, m: Machine, w: Work) -> int
     return n
 
 
-@njit_no_alloc
+@njit_inlined
 def fits_tensor(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether level v has the capacity for the largest tile of tensor x that may stand there under
     w.unrolling.
@@ -456,7 +456,7 @@ def holds_input(v: int, holders: Ints, t: Terms) -> bool:
     return found
 
 
-@njit_no_alloc
+@njit_inlined
 def init_nodes(holders: Ints, t: Terms, sums: Floats, e: Einsum, m: Machine, p: Pool, w: Work) -> None:
     """Sets up the state for nests of one placement: the nodes to place, and compute as the innermost tile, on
     the machines that are alive.

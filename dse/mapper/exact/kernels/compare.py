@@ -15,11 +15,11 @@ from dse.mapper.exact.kernels.state import (
     Machine,
     Work,
 )
-from dse.run.compiled import njit, njit_no_alloc
+from dse.run.compiled import njit, njit_inlined, njit_no_alloc
 from workloads.arrays import Bools, Floats, Ints
 
 
-@njit_no_alloc
+@njit_inlined
 def compare(a: Floats, b: Floats) -> int:
     """Compares two costs [3] by the first of their numbers that differ by more than rounding. Returns -1 if a
     is lower, 0 if none differs, 1 if b is lower.
@@ -36,7 +36,7 @@ def is_below(a: Floats, b: Floats) -> bool:
     return bool(compare(a, b) < 0)
 
 
-@njit_no_alloc
+@njit_inlined
 def wins(j: int, cost: Floats, best: Floats, ties_allowed: Bools) -> bool:
     """Whether a cost, or a lower bound of one, may be better than the best of machine j. An equal cost counts
     too where ties_allowed[j].
@@ -82,7 +82,7 @@ def may_lead(unrolling: Ints, low: Floats, best: Floats, e: Einsum, w: Work) -> 
     return False
 
 
-@njit_no_alloc
+@njit_inlined
 def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
     """Writes to out [3] the value of the objective, energy and latency of cost parts [J, P] on machine j; inf
     above its limit of cycles.
@@ -111,7 +111,7 @@ def objective_value(parts: Floats, j: int, m: Machine, out: Floats) -> None:
         out[0] = out[1] = out[2] = np.inf
 
 
-@njit_no_alloc
+@njit_inlined
 def keep_improving(d: int, parts: Floats, m: Machine, w: Work, best: Floats, keep: bool) -> int:
     """How many of the machines alive after d nodes may still improve on their best with parts [J, P].
 

@@ -51,11 +51,11 @@ from dse.mapper.exact.kernels.tile_sums import (
     tile_bits,
     whole_tile_bits,
 )
-from dse.run.compiled import njit_no_alloc
+from dse.run.compiled import njit_inlined, njit_no_alloc
 from workloads.arrays import Floats, Ints
 
 
-@njit_no_alloc
+@njit_inlined
 def pes_used_outside(k: int, mask: int, p: Pool, w: Work) -> bool:
     """True if a fan-out outside of position k (k: fan-out boundaries outside of it) has more than one PE in
     use. mask: groups of PEs that do not count.
@@ -66,7 +66,7 @@ def pes_used_outside(k: int, mask: int, p: Pool, w: Work) -> bool:
     return any_used
 
 
-@njit_no_alloc
+@njit_inlined
 def is_innermost(k: int, mask: int, p: Pool, m: Machine, w: Work) -> bool:
     """Whether PEs are in use and position k lies inside of all of them. PEs along groups in the mask do not
     count.
@@ -92,7 +92,7 @@ def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
     return to_place and not placed
 
 
-@njit_no_alloc
+@njit_inlined
 def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     """Whether a loop over rank r may have to stand below node n, though n could sink below it: for the sake
     of a double-buffered node further out, still to be placed, whose level has the capacity for its whole
@@ -120,7 +120,7 @@ def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
     return must_loop
 
 
-@njit_no_alloc
+@njit_inlined
 def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether rank r may loop between node n and the node inside of it. Two kinds of loops are left out:
 
@@ -155,7 +155,7 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     return True
 
 
-@njit_no_alloc
+@njit_inlined
 def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether node n fits its level with the loops chosen so far, beside all nodes of that level that are not
     placed yet. `loops_final`: no loop is still to be chosen.
@@ -177,7 +177,7 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: W
     return bool(need <= m.capacity[level])
 
 
-@njit_no_alloc
+@njit_inlined
 def fits_limit(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     """Whether one tile of node n is no larger than allowed (Machine.most_bits) with the loops chosen so far.
     A node of a tensor that stands nowhere further out holds the tile as it is, as in `node_bits`.
@@ -186,7 +186,7 @@ def fits_limit(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
     return bool(tile_bits_at(d, n, e, p, m, w) <= m.most_bits[x, level])
 
 
-@njit_no_alloc
+@njit_inlined
 def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of one tile of node n after it sinks."""
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
@@ -197,7 +197,7 @@ def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> flo
     return float(sunk_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m))
 
 
-@njit_no_alloc
+@njit_inlined
 def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
     once: because of a temporal loop above the node, or of one below that it sinks through. Not twice without
@@ -219,7 +219,7 @@ def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine,
     return bits
 
 
-@njit_no_alloc
+@njit_inlined
 def place_node(
     d: int, n: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, memo: Memo, w: Work, best: Floats
 ) -> int:
@@ -298,13 +298,13 @@ def level_of_loops(j: int, r: int, e: Einsum, w: Work) -> int:
     return int(level)
 
 
-@njit_no_alloc
+@njit_inlined
 def trips_inside(tile: int, p: Pool) -> int:
     """Trips of the temporal loop that cuts the uneven shares of PEs into the tile that their nodes need."""
     return int(p.size[p.largest_tile[tile]] // p.size[tile]) if shares_unevenly(tile, p) else 1
 
 
-@njit_no_alloc
+@njit_inlined
 def shares_unevenly(tile: int, p: Pool) -> bool:
     """True if the PEs directly outside of a tile divide the rank unevenly, so the last PE may get less. PEs
     with even shares record no cuts in Pool.cuts, so shares are uneven if the tile has more cuts than the tile
@@ -316,7 +316,7 @@ def shares_unevenly(tile: int, p: Pool) -> bool:
     return extra_cuts > 0
 
 
-@njit_no_alloc
+@njit_inlined
 def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Moves out over those fan-out boundaries that have no more nodes to place inside. Returns whether the
     nest is complete.
@@ -349,7 +349,7 @@ def enter_fanout(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, rules: Rules,
         add_exposed(d, -1, w.inner_tile[d], w.inner_tile[d], t, e, p, m, w, w.parts[d])
 
 
-@njit_no_alloc
+@njit_inlined
 def is_next(d: int, n: int, w: Work) -> bool:
     """Whether node n may be placed next, outwards: all nodes of its tensor that stand further inside are
     placed. An entry of loops without a node (Work.nodes) comes after all nodes of its position.
@@ -367,7 +367,7 @@ def is_next(d: int, n: int, w: Work) -> bool:
     return True
 
 
-@njit_no_alloc
+@njit_inlined
 def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Turns to the next node, by number, that may follow d placed ones, and lists the loops that may stand
     below it. Returns False where there is none.
@@ -394,7 +394,7 @@ def push(d: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     return True
 
 
-@njit_no_alloc
+@njit_inlined
 def reset_loop(d: int, p: Pool, w: Work) -> None:
     """Sets the loop that is being chosen after d nodes to just before its largest tile (`next_tile`)."""
     i = w.loop[d]
@@ -403,7 +403,7 @@ def reset_loop(d: int, p: Pool, w: Work) -> None:
         w.untried[d, i], w.outcome[d, i] = True, BOUND
 
 
-@njit_no_alloc
+@njit_inlined
 def next_tile(d: int, p: Pool, w: Work) -> bool:
     """Takes the next smaller tile for the loop that is being chosen after d nodes: the next one that the tile
     inside divides. Loops that are chosen after it are reset to the tile inside, which is no loop. Returns
@@ -423,7 +423,7 @@ def next_tile(d: int, p: Pool, w: Work) -> bool:
     return True
 
 
-@njit_no_alloc
+@njit_inlined
 def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work, best: Floats) -> bool:
     """Whether a node may still lead below the best, once the loops over ranks of its windows are chosen. Its
     lower bound: the other ranks take their largest tiles, which are fetched least often; first fills and last
@@ -438,7 +438,7 @@ def is_promising(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w
     return keep_improving(d, w.parts[d + 1], m, w, best, False) > 0
 
 
-@njit_no_alloc
+@njit_inlined
 def add_fetches(
     d: int, n: int, tile: Ints, sunk_tile: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo, w: Work
 ) -> None:
@@ -463,7 +463,7 @@ def add_fetches(
             add_link(d, j, more, t, w, w.parts[d + 1])
 
 
-@njit_no_alloc
+@njit_inlined
 def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -> None:
     """Adds to parts [J, P] the cost of `more` of a link's quantity, on the machines that are alive after d
     nodes. link: its index in t.link_of and t.link_coef.
@@ -474,7 +474,7 @@ def add_link(d: int, link: int, more: float, t: Terms, w: Work, parts: Floats) -
             parts[j, i] += t.link_coef[j, link, i] * more
 
 
-@njit_no_alloc
+@njit_inlined
 def add_exposed(
     d: int, n: int, before: Ints, tile: Ints, t: Terms, e: Einsum, p: Pool, m: Machine, w: Work, parts: Floats
 ) -> None:
@@ -505,7 +505,7 @@ def add_exposed(
                 add_link(d, j, more, t, w, parts)
 
 
-@njit_no_alloc
+@njit_inlined
 def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
     """Whether node n and the node placed before it have no loop between nor below them, and stand in the
     order that is left out (the higher number outside). No loop stands directly below either one, so neither
@@ -528,7 +528,7 @@ def is_swapped_duplicate(d: int, n: int, w: Work) -> bool:
     return not looped
 
 
-@njit_no_alloc
+@njit_inlined
 def dominated_inner_state(
     d: int, t: Terms, e: Einsum, p: Pool, rules: Rules, memo: Memo, w: Work, states: InnerStates
 ) -> bool:
@@ -581,7 +581,7 @@ def dominated_inner_state(
     return n == 0
 
 
-@njit_no_alloc
+@njit_inlined
 def slot_of(d: int, w: Work, states: InnerStates) -> int:
     """The slot of the hash table for the tiles that d placed nodes need from outside (w.inner_tile[d]); -1 if
     8 slots are taken by other tiles.
@@ -605,7 +605,7 @@ def slot_of(d: int, w: Work, states: InnerStates) -> int:
     return -1
 
 
-@njit_no_alloc
+@njit_inlined
 def pop_loop(d: int, outcome: int, e: Einsum, p: Pool, w: Work) -> None:
     """Leaves the present tile of the loop that is being chosen after d nodes: for its next smaller tile, or
     for the loop outside. outcome: what became of the present tile (OVER, BOUND, DONE).
@@ -790,7 +790,7 @@ def record_if_better(
                     w.best_tiles[machine, j, r] = w.node_tile[j, r]
 
 
-@njit_no_alloc
+@njit_inlined
 def sum_bounds(
     quantity_bounds: Floats,
     j: int,
@@ -829,7 +829,7 @@ def sum_bounds(
     return part_count
 
 
-@njit_no_alloc
+@njit_inlined
 def outer_sum(n: int, quantity_bounds: Floats, j: int, span: Ints, quantity: Ints, outer_pj: Floats) -> float:
     """The outer costs of set n of levels in its lower bound on machine j (state.Terms). outer_pj:
     t.sum_outer_pj or t.low_outer_pj; the other arguments are those of `sum_bounds`.
@@ -841,7 +841,7 @@ def outer_sum(n: int, quantity_bounds: Floats, j: int, span: Ints, quantity: Int
     return total
 
 
-@njit_no_alloc
+@njit_inlined
 def set_outer_sums(
     quantity_bounds: Floats, j: int, span: Ints, quantity: Ints, outer_pj: Floats, sums: Floats
 ) -> None:
@@ -852,7 +852,7 @@ def set_outer_sums(
         sums[n, sums.shape[1] - 1] = outer_sum(n, quantity_bounds, j, span, quantity, outer_pj)
 
 
-@njit_no_alloc
+@njit_inlined
 def outer_extra(j: int, holders: Ints, t: Terms, sums: Floats, w: Work) -> float:
     """The pJ on machine j by which the outer costs of all tensors together exceed the sum of their separate
     bounds, with tensors in the levels holders [X]; 0 where that is not known.
@@ -865,7 +865,7 @@ def outer_extra(j: int, holders: Ints, t: Terms, sums: Floats, w: Work) -> float
     return extra
 
 
-@njit_no_alloc
+@njit_inlined
 def may_improve(
     j: int, part_count: int, t: Terms, m: Machine, remaining: Floats, w: Work, best: Floats
 ) -> bool:
@@ -879,7 +879,7 @@ def may_improve(
     return wins(j, w.cost, best, w.ties_allowed)
 
 
-@njit_no_alloc
+@njit_inlined
 def next_holders(
     j: int,
     resume: bool,
@@ -925,7 +925,7 @@ def next_holders(
     return False
 
 
-@njit_no_alloc
+@njit_inlined
 def holders_may_improve(
     j: int,
     t: Terms,

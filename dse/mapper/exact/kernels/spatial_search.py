@@ -43,7 +43,7 @@ from dse.mapper.exact.kernels.state import (
     Work,
 )
 from dse.mapper.exact.kernels.tile_sums import factor, hull_bound, links, look_up_links
-from dse.run.compiled import njit_internal, njit_no_alloc
+from dse.run.compiled import njit_inlined, njit_internal, njit_no_alloc
 from workloads.arrays import Bools, Floats, Ints
 
 
@@ -145,7 +145,7 @@ def plant(u: Unrollings, m: Machine) -> Trees:
     return trees
 
 
-@njit_no_alloc
+@njit_inlined
 def column(o: int, i: int, u: Unrollings) -> float:
     """What an unrolling may be told apart by: factors of quantities, then PEs and number of word groups."""
     i -= u.factors.shape[1]
@@ -230,7 +230,7 @@ def split_node(n: int, u: Unrollings, trees: Trees) -> None:
     add_node(cut, end, u, trees)
 
 
-@njit_no_alloc
+@njit_inlined
 def widest(box: Ints, trees: Trees) -> int:
     """The rank whose node has the largest spread, -1: all are leaves."""
     found, most = -1, 0.0
@@ -303,7 +303,7 @@ def bound_box(
     return filter_machines(s.live[0], live_count, s.live[1], single, s.bound, bounding, best)
 
 
-@njit_no_alloc
+@njit_inlined
 def multiply_joint_factors(box: Ints, single: bool, trees: Trees, u: Unrollings, bounding: Bounding) -> None:
     """Multiplies Scratch.low [Q] by what depends on several ranks: factors of windows, and the least links of
     networks. single: whether all nodes of the box are leaves.
@@ -336,7 +336,7 @@ def multiply_joint_factors(box: Ints, single: bool, trees: Trees, u: Unrollings,
             )
 
 
-@njit_no_alloc
+@njit_inlined
 def fit_together(u: Unrollings, bounding: Bounding) -> bool:
     """Whether some factorizations of the unrollings Work.unrolling fit the fan-out dimensions together. Where
     there are more ways than are listed the search ends, and proves nothing.
@@ -350,7 +350,7 @@ def fit_together(u: Unrollings, bounding: Bounding) -> bool:
     return True
 
 
-@njit_no_alloc
+@njit_inlined
 def extend_pes(i: int, o: int, used: Ints, way_count: Ints, u: Unrollings, m: Machine) -> bool:
     """Combines every way in which the first i ranks take PEs with every factorization of unrolling o of the
     next one: writes entry i + 1 of `used` and `way_count`. Returns whether some way fits the dimensions.
@@ -614,7 +614,7 @@ def screen_machines(live: Ints, n: int, out: Ints, bounding: Bounding, best: Flo
     return live_count
 
 
-@njit_no_alloc
+@njit_inlined
 def may_beat(j: int, all_assigned: bool, t: Terms, m: Machine, s: Scratch, w: Work, best: Floats) -> bool:
     """Whether the quantities in Scratch.low may lead below the best of machine j. w.cost holds the lowest
     bound.
@@ -640,7 +640,7 @@ def may_beat(j: int, all_assigned: bool, t: Terms, m: Machine, s: Scratch, w: Wo
     return holders_may_improve(j, t, m, s.sums, s.remaining, s.cost_sums, s.holder_choice, w, best)
 
 
-@njit_no_alloc
+@njit_inlined
 def filter_machines(
     live: Ints, n: int, out: Ints, all_assigned: bool, low: Floats, bounding: Bounding, best: Floats
 ) -> int:
@@ -664,7 +664,7 @@ def filter_machines(
     return live_count
 
 
-@njit_no_alloc
+@njit_inlined
 def sort_key(low: Floats, unit: Floats) -> SortKey:
     """The key that bounds [J, 3] are ordered by: the lowest (objective, energy) of all machines, in units of
     each machine (w.unit).

@@ -30,11 +30,11 @@ from dse.mapper.exact.kernels.state import (
     Pool,
     Terms,
 )
-from dse.run.compiled import njit_no_alloc
+from dse.run.compiled import njit_inlined, njit_no_alloc
 from workloads.arrays import Ints
 
 
-@njit_no_alloc
+@njit_inlined
 def counts_touched_outputs(kind: int) -> bool:
     """Whether a kind of quantity counts what tiles of the output touch (first reads, nonzero outputs), not
     what is moved for each tile.
@@ -42,7 +42,7 @@ def counts_touched_outputs(kind: int) -> bool:
     return NODE_FIRST_READS <= kind < FIRST_FILLS
 
 
-@njit_no_alloc
+@njit_inlined
 def counts_end_tiles(kind: int) -> bool:
     """Whether a kind of quantity counts the first tiles that are filled, or the last ones that are
     drained.
@@ -139,7 +139,7 @@ def cut(t: int, n: int, spans: Ints) -> int:
     return more
 
 
-@njit_no_alloc
+@njit_inlined
 def hull_sum(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) -> float:
     """Sum of a dimension's hull lengths over the tiles of its ranks. mask: groups of PEs of which only the
     first PE counts; in a clipped dimension the sum is then a lower bound.
@@ -172,7 +172,7 @@ def hull_sum(dim: int, tile: Ints, mask: int, e: Einsum, p: Pool, memo: Memo) ->
     return float(memo.hull_sums[n, row, i, j])
 
 
-@njit_no_alloc
+@njit_inlined
 def full_boundaries(mask: int, p: Pool) -> int:
     """The number n of outermost fan-out boundaries whose groups of PEs are the mask."""
     n = 0
@@ -238,7 +238,7 @@ def union(dim: int, a: int, b: int, stored: bool, e: Einsum, p: Pool, memo: Memo
     return float(memo.unions[int(stored), row, i, j])
 
 
-@njit_no_alloc
+@njit_inlined
 def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The amount of quantity q for given tiles [R] at its position, under unrolling [R]. Of words on a
     network times their links; where whole lines move, of these at least `line_requests`.
@@ -288,7 +288,7 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
     )
 
 
-@njit_no_alloc
+@njit_inlined
 def links(pair: int, unrolling: Ints, hops: Hops) -> float:
     """A lower bound of the links that a word takes on average, for one pair of network and receiver."""
     word_group_pes, word_groups, rectangle, kind = 1.0, 1.0, 1, EVEN
@@ -300,7 +300,7 @@ def links(pair: int, unrolling: Ints, hops: Hops) -> float:
     return look_up_links(pair, kind, word_group_pes, word_groups, rectangle, hops)
 
 
-@njit_no_alloc
+@njit_inlined
 def look_up_links(
     pair: int, kind: int, word_group_pes: float, word_groups: float, rectangle: int, hops: Hops
 ) -> float:
@@ -355,7 +355,7 @@ def line_requests(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: P
     return float(max(requests, lines_by_share))
 
 
-@njit_no_alloc
+@njit_inlined
 def first_or_last_words(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool) -> float:
     """A lower bound of the words of a node's first fills, or of its last drains, all PEs that count together.
     In a clipped dimension everything that clipping may cut is subtracted; from first fills of a single PE,
@@ -373,7 +373,7 @@ def first_or_last_words(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum
     return total
 
 
-@njit_no_alloc
+@njit_inlined
 def first_or_last_words_of_dim(
     q: int, dim: int, a: int, b: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool
 ) -> float:
@@ -395,7 +395,7 @@ def first_or_last_words_of_dim(
     return total * max(words, 0)
 
 
-@njit_no_alloc
+@njit_inlined
 def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
     """A lower bound of the number of PEs outside of position k, of those that count under the mask, that get
     full tiles under unrolling o of a rank. Where shares are uneven, these are all PEs except the last; on
@@ -405,7 +405,7 @@ def full_pes(o: int, k: int, mask: int, p: Pool) -> float:
     return pes if not p.uneven[o] or pes == 1.0 else 1.0 if p.groups_outside.shape[0] > 2 else pes - 1.0
 
 
-@njit_no_alloc
+@njit_inlined
 def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     """Rank r's factor in the lower bound of quantity q, under unrolling o of that rank: for the largest tile
     at the position of q, or for the smallest tile if q counts first or last tiles. Windows count 1: their
@@ -439,7 +439,7 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     return 1.0
 
 
-@njit_no_alloc
+@njit_inlined
 def hull_bound(q: int, dim: int, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
     """The factor of a window, or of a clipped dimension, in the lower bound of quantity q: over all tiles at
     its position, the least summed hull length. Every tile is looked at, since where strides leave gaps the
@@ -505,7 +505,7 @@ def min_hull_sum(dim: int, k: int, mask: int, unrolling: Ints, e: Einsum, p: Poo
     return float(lowest)
 
 
-@njit_no_alloc
+@njit_inlined
 def sunk_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
     """Bits of a node of tensor x that sinks below the loops directly inside of it. tile, inner_tile: [R] the
     tiles above and below these loops.
@@ -513,7 +513,7 @@ def sunk_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: 
     return tile_bits(x, tile, inner_tile, True, best_window(x, tile, inner_tile, True, e, p, m), e, p, m)
 
 
-@njit_no_alloc
+@njit_inlined
 def whole_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
     """Bits of a node of tensor x that does not sink below the loops directly inside of it; it may still slide
     along one window (terms.slides).
@@ -521,7 +521,7 @@ def whole_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m:
     return tile_bits(x, tile, inner_tile, False, best_window(x, tile, inner_tile, False, e, p, m), e, p, m)
 
 
-@njit_no_alloc
+@njit_inlined
 def best_window(x: int, tile: Ints, inner_tile: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
     """The window's rank whose loop saves the node most bits if it sinks below that loop too (a node can sink
     into one window only); -1: none saves. If the node does not sink (sinks False), only tiles of inputs
@@ -536,7 +536,7 @@ def best_window(x: int, tile: Ints, inner_tile: Ints, sinks: bool, e: Einsum, p:
     return best
 
 
-@njit_no_alloc
+@njit_inlined
 def is_in_one_dim(x: int, r: int, e: Einsum) -> bool:
     """Whether tensor x is an input that has rank r in one dimension only."""
     dim_count = 0
@@ -545,7 +545,7 @@ def is_in_one_dim(x: int, r: int, e: Einsum) -> bool:
     return dim_count == 1 and x < e.has_rank.shape[0] - 1
 
 
-@njit_no_alloc
+@njit_inlined
 def tile_bits(
     x: int, tile: Ints, inner_tile: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine
 ) -> float:
