@@ -311,7 +311,7 @@ class Walk:
             if not self.share(tensor, chain[-1], node.level):
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
                 added = [x for x in begun if not self.first_there(at, chain[-1], x)]
-                self.add(parent_at, parent, node.tensor, "read", self.words(tensor, added))
+                self.add(parent_at, parent, node.tensor, "read", self.words(tensor, added, output))
 
     def merge(self, parent: tuple[int, str], tensor: Projection, elements: list) -> None:
         """The sums of all lanes but the first along ranks that the tensor does not see are added to another
