@@ -123,8 +123,7 @@ def _best_first(
                 inner_bounds = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
                 heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -1, tiles))
         elif stage == 1:  # the bound counts depths that fit, too
-            inner_bounds = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
-            heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -2, tiles))
+            heapq.heappush(queue, (max(bound, _with_nests(s, tiles, best)), -2, tiles))
         else:
             asked_tiles += 1
             if leaf := _best_leaf(s, tiles, best):
@@ -212,6 +211,21 @@ def _with_depths(s: SegmentSearch, tiles: Tiles, inner_bounds: Sequence[float], 
     `best`.
     """
     return min((leaf.bound for leaf in leaves(s, tiles, inner_bounds, best, uses_mapper=False)), default=inf)
+
+
+def _with_nests(s: SegmentSearch, tiles: Tiles, best: float) -> float:
+    """Returns the bound of `_with_depths` with the best nests of all einsums, all tensors at the level; inf
+    as soon as those of some of them leave no plan below `best`.
+    """
+    inner_bounds = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
+    bound = 0.0
+    for i, inherited in enumerate(inner_bounds):
+        inner_bounds[i] = _inner(s, i, tiles)
+        if bound == 0.0 or inner_bounds[i] > inherited:
+            bound = _with_depths(s, tiles, inner_bounds, best)
+        if bound >= best:
+            break
+    return bound
 
 
 def _best_leaf(s: SegmentSearch, tiles: Tiles, best: float) -> Leaf | None:
