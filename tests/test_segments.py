@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from dse.mapping.classes import cut_alike, exchangeable, shared_tensors
-from dse.mapping.constraints import FREE
+from dse.mapping.constraints import FREE, Constraints
 from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import parse_schedule
 from dse.mapping.searched import covers
@@ -17,7 +17,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate, required_bits
-from dse.solve.schedules.depths import MAX_STEPS, PASSES, Choices, SegmentSearch, Standing
+from dse.solve.schedules.depths import MAX_STEPS, PASSES, Choices, SegmentSearch, Standing, mirrors
 from dse.solve.schedules.fused import fused
 from dse.solve.schedules.fusible_segments import joined_segments
 from dse.solve.schedules.nests import Nests, Place
@@ -379,9 +379,16 @@ def test_ranks_may_change_places_where_prices_stay(text: str, sizes: dict[str, i
 
 
 def test_rows_and_columns_that_may_change_places_are_searched_once() -> None:
-    """Sums of square images, against all schedules."""
-    for seed, n in ((0, 4), (1, 3)):
-        sizes = {"p": n, "q": n}
-        own = (einsum("A[p,q] = relu(X[p,q])", sizes, "A"), einsum("B[p,q] = A[p,q] + Y[p,q]", sizes, "B"))
-        assert exchangeable(own, ("p", "p"), ("q", "q"))
-        assert unlike(seed, random_case(seed)[0], Workload("images", own)) == []
+    """Sums of square images, where no row fits, against all schedules."""
+    own = (
+        einsum("A[p,q] = relu(X[p,q])", {"p": 4, "q": 4}, "A"),
+        einsum("B[p,q] = A[p,q] + Y[p,q]", {"p": 4, "q": 4}, "B"),
+    )
+    images = Workload("images", own)
+    segment = asked(images)
+    assert mirrors(segment, segment.members.classes) == [(0, 1)]
+    segment.nests.constraints = lambda _: Constraints(inside=("p",))
+    assert mirrors(segment, segment.members.classes) == []
+    arch = random_case(0)[0]
+    levels = arch.levels[0], replace(arch.levels[1], capacity_bits=3 * arch.word_bits)
+    assert unlike(0, replace(arch, levels=levels), images) == []

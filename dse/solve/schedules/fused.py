@@ -742,7 +742,6 @@ def _plans(
         free = min(reservation.free_bits, level.capacity_bits or inf)
         s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
         for option in g.plans.best(s, cutoff):
-            cutoff = min(cutoff, _cost(g, option))
             yield option, partial(plan_segment, s, option.plan)
     if g.array:
         yield from on_cores(g, m, g.array, cutoff)
@@ -765,15 +764,13 @@ def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tup
                 continue
             bits, made = level.capacity_bits or inf, g.makers.keys()
             s = FusedSegment(arch, core.nests, level, split.einsums, split.members, none, bits, made, True)
-            for own in core.plans.best(s, cutoff / times):
-                option = replace(own, energy=split.cores * own.energy, lower_bound=times * own.lower_bound)
-                cutoff = min(cutoff, _cost(g, option))
-                yield option, partial(_split_segment, s, own.plan, split, g.arch.levels[0].name)
-
-
-def _cost(g: Graph, option: Option) -> float:
-    """Returns the objective value that plans of the same einsums must beat; inf for EDP."""
-    return inf if g.objective == "edp" else objective_value(g.objective, option.energy, option.latency)
+            for option in core.plans.best(s, cutoff / times):
+                yield (
+                    replace(
+                        option, energy=split.cores * option.energy, lower_bound=times * option.lower_bound
+                    ),
+                    partial(_split_segment, s, option.plan, split, g.arch.levels[0].name),
+                )
 
 
 def _split_segment(s: FusedSegment, plan: Plan, split: Split, outer: str) -> Segment:

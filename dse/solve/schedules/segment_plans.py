@@ -78,8 +78,8 @@ def _best_plans(s: FusedSegment, cutoff: float) -> list[Option]:
         cutoff = min([cutoff, *(_value(s, one) for one in options)])
         if lower_bound >= cutoff * (1 - ROUNDING_GAP):  # of loops over classes none is better
             numbers = [number for number in numbers if number >= len(m.classes)]
-    mirrored = {b for a, b in mirrors(s, m.loops) if {a, b} <= {*numbers}}
-    numbers = [number for number in numbers if number not in mirrored]
+    mirrored = {b for _, b in mirrors(s, [m.loops[number] for number in numbers])}
+    numbers = [number for at, number in enumerate(numbers) if at not in mirrored]
     if numbers or s.below_split:
         loop_options, loop_bound = _one_loop(s, numbers, cutoff)
         options, lower_bound = [*options, *loop_options], min(lower_bound, loop_bound)
