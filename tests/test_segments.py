@@ -387,6 +387,7 @@ def test_rows_and_columns_that_may_change_places_are_searched_once() -> None:
     images = Workload("images", own)
     segment = asked(images)
     assert mirrors(segment, segment.members.classes) == [(0, 1)]
+    assert mirrors(replace(segment, arch=machine.load_arch("cpu_like")), segment.members.classes) == []
     segment.nests.constraints = lambda _: Constraints(inside=("p",))
     assert mirrors(segment, segment.members.classes) == []
     arch = random_case(0)[0]

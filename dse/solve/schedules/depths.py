@@ -155,10 +155,10 @@ class SegmentSearch:
 
 def mirrors(s: FusedSegment, loops: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
     """Returns pairs of shared loops, no loop in two of them, such that plans cost the same when these change
-    places (`classes.exchangeable`).
+    places (`classes.exchangeable`); none where layouts cost something or constraints may name ranks.
     """
     found = list[tuple[int, int]]()
-    if any(s.nests.constraints(e) != FREE for e in s.own):
+    if s.arch.models_layout() or any(s.nests.constraints(e) != FREE for e in s.own):
         return found
     for a, b in combinations(range(len(loops)), 2):
         if not {a, b} & {c for pair in found for c in pair} and exchangeable(s.own, loops[a], loops[b]):

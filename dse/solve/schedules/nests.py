@@ -87,8 +87,8 @@ class Nests:
     prices: dict[tuple[Einsum, Boundary, Mapping], EinsumCost | Infeasible] = field(default_factory=dict)
     # by einsum and place: (free bits, lower bound) of each short search (`proven_bound`)
     proven: dict[Key, list[tuple[float, float]]] = field(default_factory=dict)
-    # by einsum: how many short searches there were, and how many of them proved their cutoff
-    proofs: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    # by canonical key of an einsum: how many short searches there were, how many of them proved their cutoff
+    proofs: dict[str, tuple[int, int]] = field(default_factory=dict)
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
