@@ -1,5 +1,5 @@
 """Fused tiles and kept tensors (`solver.schedule: fused`): python -m bench.fused chains | networks
-[NETWORK...] | accelforge [FOLDER [WORD...]]
+[NETWORK...] | schedules [NETWORK[@MACHINE]...] | accelforge [FOLDER [WORD...]]
 
 chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of the whole answer in a warm
             process, the least and the median of ROUNDS in turn, beside twice that of one product and 20 ms
@@ -7,6 +7,9 @@ chains      products one after the other (m 128, n 64, machine `a2s`): CPU ms of
 networks    on `edge_array`, energy, each answer in a process of its own: nothing kept; the same question
             again, its answer in $DSE_CACHE; the same again on a machine of other prices. CPU s and MiB of the
             whole process, imports and loading of the network included
+schedules   a row of a table per network: unfused and best on a machine (`edge_array`), each answer in a
+            process of its own with an empty cache: energy, gap, CPU s of it, and words of attention's
+            scores (S, exponentials, probabilities) through main memory
 accelforge  AccelForge's fused mapper, in an environment of its own (made in FOLDER, by default a temporary
             one), beside ours on `a2s` and, with sizes divided by four, on a machine of three levels; energy,
             perfect factors: CPU s of each answer in a warm process, its mapping under its own model and under
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -46,6 +50,19 @@ from workloads.graph import Workload
 
 ROUNDS = 9
 NETWORKS = ("resnet50", "bert_base", "llama7b:phase=decode")
+ASKED = (  # by `schedules`; edge_array where no machine is named
+    "bert_base:layers=1",
+    "bert_base:layers=1,form=online",
+    "bert_base:layers=1@datacenter",
+    "bert_base:layers=1,form=online@datacenter",
+    "mobilenet_v2",
+    "squeezenet",
+    "resnet50",
+    "llama7b:phase=decode",
+    "cg",
+    "gcn",
+)
+SCORES = re.compile(r"A_[SEP]$")  # tensors of attention with a number per query and key
 OTHER = {"dram.kind": "gddr6"}  # prices and rates differ from edge_array's
 
 
@@ -68,37 +85,74 @@ def chains() -> None:
         )
 
 
-def one(network: str, sets: dict[str, str]) -> None:
+def one(network: str, machine_name: str, sets: dict[str, str]) -> None:
     """In a process of its own."""
     before = time.process_time()
-    totals = dse.map(network, "edge_array", **{"solver.schedule": "fused", **sets}).totals  # type: ignore[arg-type]
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    mapped = dse.map(network, machine_name, **{"solver.schedule": "fused", **sets})  # type: ignore[arg-type]
+    answer_s, outer = time.process_time() - before, mapped.arch.levels[0]
+    if isinstance(mapped.solution, Infeasible):
+        print(json.dumps({"reason": str(mapped.solution)}))
+        return
+    of_scores = [
+        part.actions * outer.width_bits / mapped.arch.word_bits
+        for cost in mapped.solution.einsums
+        for part in cost.price.parts
+        if part.level == outer.name and SCORES.search(part.tensor)
+    ]
+    used, totals = resource.getrusage(resource.RUSAGE_SELF), mapped.totals
     print(
         json.dumps(
             {
                 "cpu_s": used.ru_utime + used.ru_stime,
-                "answer_s": time.process_time() - before,
+                "answer_s": answer_s,
                 "mib": used.ru_maxrss / 1024,
                 "gap": totals["optimality_gap"],
                 "energy_pj": totals["energy_pj"],
                 "certificate": totals["certificate"],
+                "score_words": sum(of_scores),
             }
         )
     )
+
+
+def in_process(network: str, machine_name: str, sets: dict[str, str], cache: str) -> dict[str, Any]:
+    """What `one` prints, from a process of its own with this cache."""
+    run = subprocess.run(
+        [sys.executable, "-m", "bench.fused", "one", network, machine_name, json.dumps(sets)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"DSE_CACHE": cache},
+    )
+    return dict(json.loads(run.stdout))
+
+
+def schedules(wanted: Sequence[str]) -> Iterator[str]:
+    """The table, a row per network."""
+    kinds = "unfused", "best"
+    yield f"| network | {' | '.join(f'{kind}: uJ, gap, CPU s' for kind in kinds)} | words of scores |"
+    yield "|---|---|---|---|"
+    for asked_for in wanted:
+        network, _, machine_name = asked_for.partition("@")
+        cells, found = [f"{network}{' on ' + machine_name if machine_name else ''}"], dict[str, Any]()
+        for kind in kinds:
+            with tempfile.TemporaryDirectory() as cache:
+                sets = {"solver.schedule": kind}
+                found = in_process(network, machine_name or "edge_array", sets, cache)
+            taken = re.match(r"taken: [^;]*", found.get("certificate", ""))
+            cells.append(
+                found.get("reason")
+                or f"{found['energy_pj'] / 1e6:.6g}, {100 * found['gap']:.3g} %, {found['cpu_s']:.1f}"
+                + (f" ({taken[0]})" if taken else "")
+            )
+        yield f"| {' | '.join(cells)} | {found.get('score_words', 0):.6g} |"
 
 
 def networks(wanted: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for network in wanted:
             for said, sets in (("nothing kept", {}), ("kept", {}), (f"kept, asked with {OTHER}", OTHER)):
-                run = subprocess.run(
-                    [sys.executable, "-m", "bench.fused", "one", network, json.dumps(sets)],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                    env=os.environ | {"DSE_CACHE": folder},
-                )
-                found = json.loads(run.stdout)
+                found = in_process(network, "edge_array", sets, folder)
                 print(
                     f"{network}, {said}: {found['cpu_s']:.1f} CPU s (asking {found['answer_s']:.1f}), "
                     f"{found['mib']:.0f} MiB, {found['energy_pj']:.6g} pJ, gap {100 * found['gap']:.3g} %",
@@ -222,8 +276,11 @@ def main(args: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             for line in beside_accelforge(Path(args[1] if args[1:] else folder).resolve(), args[2:]):
                 print(line, flush=True)
+    elif args[:1] == ["schedules"]:
+        for line in schedules(args[1:] or ASKED):
+            print(line, flush=True)
     elif args[:1] == ["one"]:
-        one(args[1], json.loads(args[2]))
+        one(args[1], args[2], json.loads(args[3]))
     else:
         print(__doc__)
         return 2

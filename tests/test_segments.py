@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 
 import pytest
 
-from dse.mapping.classes import cut_alike, shared_tensors
-from dse.mapping.constraints import FREE
+from dse.mapping.classes import cut_alike, exchangeable, shared_tensors
+from dse.mapping.constraints import FREE, Constraints
+from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import parse_schedule
 from dse.mapping.searched import covers
-from dse.sim.einsum.evaluate import Solution
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
 from dse.sim.schedule import placed
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate, required_bits
-from dse.solve.schedules.depths import MAX_STEPS, PASSES, Choices, SegmentSearch, Standing
+from dse.solve.schedules.depths import MAX_STEPS, PASSES, Choices, SegmentSearch, Standing, mirrors
 from dse.solve.schedules.fused import fused
 from dse.solve.schedules.fusible_segments import joined_segments
 from dse.solve.schedules.nests import Nests, Place
@@ -24,6 +26,7 @@ from dse.solve.schedules.segment_plans import SegmentPlans
 from dse.solve.schedules.shared_loops import search
 from hw import machine
 from hw.arch import Arch
+from tests.fusions import random_case, unlike
 from tests.test_fused import chain
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
@@ -339,3 +342,54 @@ def test_answers_and_proofs_for_other_capacities_hold() -> None:
         assert found.bits <= n
         assert (found.cost, found.lower_bound) == pytest.approx((own[n].cost, own[n].lower_bound))
     assert nests.searches < len(bits)
+
+
+IMAGE = {"k": 3, "c": 2, "p": 4, "q": 4, "r": 3, "s": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "same"),
+    [
+        ("A[k,p,q] += X[c,p,q] * W[k,c]", {}, True),
+        ("A[k,p,q] += X[c,q,p] * W[k,c]", {}, True),
+        ("A[k,p,q] += X[c,2*p+r,2*q+s] * W[k,c,r,s]", {}, True),
+        ("A[k,p,q] += X[c,2*p+r,q+s] * W[k,c,r,s]", {}, False),  # rows are strided
+        ("A[k,p,q] += X[c,p+r,q+2*s] * W[k,c,r,s]", {}, False),  # columns of the window are dilated
+        ("A[k,p,q] += X[c,p+r,q+s] * W[k,c,r,s]", {"s": 1}, False),  # windows of 3 x 1
+        ("A[k,p,q] += X[c,p,q] * W[k,c]", {"q": 2}, False),
+        ("A[k,p,q] += X[c,p,q] * W[k,c,p]", {}, False),  # each row has weights of its own
+        ("A[k,p,q] = softmax(X[k,p,q])", {}, False),  # rows are read whole, columns are not
+    ],
+)
+def test_ranks_may_change_places_where_prices_stay(text: str, sizes: dict[str, int], same: bool) -> None:
+    own = {rank: n for rank, n in (IMAGE | sizes).items() if rank in re.findall(r"\b[a-z]\b", text)}
+    e = einsum(text, own, "A")
+    assert exchangeable((e,), ("p",), ("q",)) == exchangeable((e,), ("q",), ("p",)) == same
+    swap = {"p": "q", "q": "p", "r": "s", "s": "r"}
+    prices = []
+    for name in "p", "q":
+        names = swap if name == "q" else {}
+        loops = [("p", 2), ("r", 1), *((rank, 1) for rank in "kcpqs")]
+        points = [Loop(names.get(r, r), tile) for r, tile in loops if names.get(r, r) in own]
+        stores = [[Store(level, p.tensor) for p in e.tensors()] for level in ("DRAM", "GLB")]
+        nodes = (*stores[0], points[0], *stores[1], *points[1:])
+        cost = einsum_cost(Problem(A2S, e, "energy"), Mapping(nodes))
+        prices.append(cost.energy_pj if isinstance(cost, EinsumCost) else inf)
+    assert not same or prices[0] == pytest.approx(prices[1])
+
+
+def test_rows_and_columns_that_may_change_places_are_searched_once() -> None:
+    """Sums of square images, where no row fits, against all schedules."""
+    own = (
+        einsum("A[p,q] = relu(X[p,q])", {"p": 4, "q": 4}, "A"),
+        einsum("B[p,q] = A[p,q] + Y[p,q]", {"p": 4, "q": 4}, "B"),
+    )
+    images = Workload("images", own)
+    segment = asked(images)
+    assert mirrors(segment, segment.members.classes) == [(0, 1)]
+    assert mirrors(replace(segment, arch=machine.load_arch("cpu_like")), segment.members.classes) == []
+    segment.nests.constraints = lambda _: Constraints(inside=("p",))
+    assert mirrors(segment, segment.members.classes) == []
+    arch = random_case(0)[0]
+    levels = arch.levels[0], replace(arch.levels[1], capacity_bits=3 * arch.word_bits)
+    assert unlike(0, replace(arch, levels=levels), images) == []

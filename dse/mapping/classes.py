@@ -9,7 +9,9 @@ loop; otherwise its partial sums are written out and read back in every trip.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -125,6 +127,46 @@ def _stands_alone(rank: str, p: Projection, e: Einsum) -> bool:
 
 def _cut_dims(p: Projection, rank: str) -> tuple[int, ...]:
     return tuple(i for i, d in enumerate(p.dims) if rank in d.ranks())
+
+
+def exchangeable(einsums: Sequence[Einsum], a: Sequence[str], b: Sequence[str]) -> bool:
+    """True if a segment stays the same when rank a[i] of every einsum i takes the place of rank b[i] and the
+    other way round: rows and columns of square images, say. Plans with loops over them then come in pairs
+    that cost the same. Only where tensors are dense.
+    """
+    return all(map(_stays_same, einsums, a, b))
+
+
+def _stays_same(e: Einsum, a: str, b: str) -> bool:
+    """True if an einsum stays the same when ranks a and b change places, and with them the ranks that slide
+    windows along the dimensions of a and b.
+    """
+    swap, sizes = {a: b, b: a}, e.sizes()
+    if a == b or sizes[a] != sizes[b]:
+        return False
+    for p in e.tensors():
+        windows = [[d for d in p.dims if rank in d.ranks() and len(d.terms) > 1] for rank in (a, b)]
+        for one, other in zip(*windows, strict=False):
+            for (x, _), (y, _) in zip(
+                *(sorted(d.terms, key=lambda t: (t[0] in (a, b), t[1])) for d in (one, other)), strict=False
+            ):
+                if swap.setdefault(x, y) != y or swap.setdefault(y, x) != x:
+                    return False
+    rows = e.whole_ranks()
+    same_sizes = all(sizes[x] == sizes[y] for x, y in swap.items())
+    same_rows = {swap.get(rank, rank) for rank in rows} == rows
+    return (
+        same_sizes
+        and same_rows
+        and all(
+            p.format == "dense" and Counter(p.dims) == Counter(_renamed(d, swap) for d in p.dims)
+            for p in e.tensors()
+        )
+    )
+
+
+def _renamed(d: Dim, names: Mapping[str, str]) -> Dim:
+    return replace(d, terms=tuple((names.get(rank, rank), c) for rank, c in d.terms))
 
 
 def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:

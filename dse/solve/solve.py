@@ -287,11 +287,19 @@ def _renamed(limit: Limit, e: Einsum, other: Einsum) -> Limit:
     return replace(limit, name=loop.rank if is_rank else store.tensor)
 
 
+# by machine and canonical key: an einsum, and its mapping
+ConfigurationNests = dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]]
+
+
 def solve_schedule(
-    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn = no_progress
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    progress: ProgressFn = no_progress,
+    memo: ConfigurationNests | None = None,
 ) -> list[Solution] | Infeasible:
     """Searches a schedule as if the outermost level held everything (`_search_schedule`), and returns it if
-    that level does hold it.
+    that level does hold it. memo: mappings that GOGETA's configurations with equal other options found.
 
     Otherwise GOGETA's configurations return Infeasible. All other methods return the best unfused schedule
     or, where that does not fit either, the schedule that moves least at the outermost level. Its optimality
@@ -303,7 +311,7 @@ def solve_schedule(
         arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
     ):
         return overflow
-    found = _search_schedule(arch.unbounded(), workload, options, progress)
+    found = _search_schedule(arch.unbounded(), workload, options, progress, memo)
     if options.objective == "edp" and options.schedule == "fused":
         found = _at_most_unfused(found, arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (overflow := _outermost_overflow(arch, workload, found[0])) is None:
@@ -456,7 +464,11 @@ def _outermost_overflow(arch: Arch, workload: Workload, solution: Solution) -> I
 
 
 def _search_schedule(
-    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    progress: ProgressFn,
+    memo: ConfigurationNests | None = None,
 ) -> list[Solution] | Infeasible:
     """Returns the schedule that `options.schedule` names, searched with the capacity of the outermost level
     as `arch` has it.
@@ -508,16 +520,16 @@ def _search_schedule(
             method, seed = options.schedule, options.seed
             pipeline = published(arch, workload, method, *pipe_options, seed, constraints=options.constraints)
         return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
-    memo: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = {}
+    known = {} if memo is None else memo
 
     def nests(machine: Arch, e: Einsum) -> Nest | Infeasible:
         key = machine, canonical_key(e)
-        if key not in memo:
+        if key not in known:
             found = _mapper(options, constraints_for(e, machine))(
                 Problem(machine, e, options.single_objective), Random(f"{options.seed}/{key[1]}")
             )
-            memo[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
-        first, nest = memo[key]
+            known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = known[key]
         return (
             replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
         )
@@ -542,6 +554,7 @@ def _best(
     leave. Others run if time is left.
     """
     answers: dict[str, Solution | Infeasible] = {}
+    memo: ConfigurationNests = {}
     if options.layout != "row_major" and arch.models_layout():  # the other solvers choose no layouts
         answers["unfused"] = cached_layouts(arch, workload, replace(options, schedule="unfused"), progress)
         own_options = [replace(options, schedule="fused")]
@@ -555,7 +568,12 @@ def _best(
             if group is others and deadline.has_passed():
                 break
             with deadline.part(len(group) - at, is_divided=True):
-                found = cached(arch, workload, own, progress)
+                if own.schedule in CONFIGURATIONS:
+                    found = solve_schedule(arch, workload, own, progress, memo)
+                else:
+                    found = cached(arch, workload, own, progress)
+                if deadline.has_passed():  # what was cut short is no mapping for the others
+                    memo.clear()
             answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
     # of equal costs the answer of the widest space counts
     answers = {own.schedule: answers[own.schedule] for own in own_options if own.schedule in answers}

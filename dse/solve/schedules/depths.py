@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from math import inf, prod
 
-from dse.mapping.classes import cut_alike, shared_tensors
+from dse.mapping.classes import cut_alike, exchangeable, shared_tensors
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import role
 from dse.run import deadline
 from dse.sim.counts.actions import accesses_per_elem
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum import bounds
+from dse.sim.einsum.evaluate import ROUNDING_GAP
 from dse.solve.schedules.nests import Nest, Place, whole_words
 from dse.solve.schedules.plan import FusedSegment, forwarded_bits
 from hw.arch import Arch, Level
@@ -84,6 +86,7 @@ class SegmentSearch:
     # lower bounds of `inner` so far
     inner_bounds: dict[tuple[int, Tiles], float] = field(default_factory=dict)
     words: dict[tuple[int, str, Tiles, bool], float] = field(default_factory=dict)  # memo of `_words`
+    moved: dict[tuple[str, Tiles], tuple[float, int]] = field(default_factory=dict)  # memo of `_moved`
     per_index: dict[tuple[int, int], float] = field(default_factory=dict)  # of `shared_loops._uneven_bound`
     # per einsum, lower bounds: pJ of moving, once, the words of the tensors that no earlier einsum has
     min_move_pj: list[float] = field(default_factory=list)
@@ -91,6 +94,7 @@ class SegmentSearch:
     unfused_pj: list[float] = field(default_factory=list)
     any_tiles: list[float] = field(default_factory=list)  # the same, below loops with any tiles
     choices: dict[Tiles, Choices] = field(default_factory=dict)  # of depths
+    mirrors: list[tuple[int, int]] = field(default_factory=list)  # classes that may change places
     leak_pj: float = 0.0  # `most_leak_pj` of the machine
     wait_pj: list[float] = field(default_factory=list)  # `_wait_pj` of each einsum
     not_found: float = inf  # lowest bound (pJ) of choices that may have nests, which the mapper did not find
@@ -99,13 +103,17 @@ class SegmentSearch:
 
     def __post_init__(self) -> None:
         self.sizes = tuple(self.segment.own[0].sizes()[ranks[0]] for ranks in self.segment.members.classes)
+        self.mirrors = mirrors(self.segment, self.segment.members.classes)
         self.leak_pj = most_leak_pj(self.segment.nests.arch)
         self.wait_pj = [_wait_pj(self, i) for i in range(len(self.segment.own))]
         self.tensors, self.searches = list(_outer_tensors(self)), self.segment.nests.searches
         for i, e in enumerate(self.segment.own):
             first_here = [t for t in self.tensors if t.users[0][0] == i]
             move_bounds = [
-                (_bypassing(self, t, self.sizes).least_pj, _standing(self, t, self.sizes, (), 0).least_pj)
+                (
+                    _bypassing(self, t, self.sizes).least_pj,
+                    _standing(self, t, self.sizes, self.sizes, 0).least_pj,
+                )
                 for t in first_here
             ]
             self.min_move_pj.append(sum(map(min, move_bounds)))
@@ -123,6 +131,15 @@ class SegmentSearch:
         """
         return (self.unfused_pj if divides(self, tiles) else self.any_tiles)[i]
 
+    def one_of_mirrored(self, tiles: Tiles) -> Tiles:
+        """Returns the tiles that stand for these ones and those that cost the same, classes having changed
+        places: the larger tile first.
+        """
+        found = list(tiles)
+        for a, b in self.mirrors:
+            found[a], found[b] = max(found[a], found[b]), min(found[a], found[b])
+        return tuple(found)
+
     def renew(self) -> None:
         """Begins a new budget."""
         self.steps, self.searches = 0, self.segment.nests.searches
@@ -134,6 +151,19 @@ class SegmentSearch:
             or self.steps > MAX_STEPS
             or self.segment.nests.searches - self.searches > MAX_SEARCHES
         )
+
+
+def mirrors(s: FusedSegment, loops: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
+    """Returns pairs of shared loops, no loop in two of them, such that plans cost the same when these change
+    places (`classes.exchangeable`); none where layouts cost something or constraints may name ranks.
+    """
+    found = list[tuple[int, int]]()
+    if s.arch.models_layout() or any(s.nests.constraints(e) != FREE for e in s.own):
+        return found
+    for a, b in combinations(range(len(loops)), 2):
+        if not {a, b} & {c for pair in found for c in pair} and exchangeable(s.own, loops[a], loops[b]):
+            found.append((a, b))
+    return found
 
 
 def most_leak_pj(arch: Arch) -> float:
@@ -166,18 +196,23 @@ def _place_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str]) 
     return Place(s.segment.level.name, loops, homes, retained=s.segment.retained[i])
 
 
-def nest_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], free_bits: float) -> Nest:
-    """Returns the nest of an einsum below the shared loops. homes: its tensors at the level that are not
-    retained. The answer for all bits there are comes first: it mostly fits into fewer.
+def nest_below(
+    s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], free_bits: float, cutoff: float = inf
+) -> Nest:
+    """Returns the nest of an einsum below the shared loops; one without a mapping, and with a lower bound of
+    at least `cutoff`, where a short search proves that none costs less. homes: its tensors at the level that
+    are not retained. The answer for all bits there are comes first: it mostly fits into fewer.
     """
-    place = _place_below(s, i, tiles, homes)
-    whole_capacity = s.segment.level.capacity_bits or inf
-    nest = s.segment.nests.best(s.segment.own[i], place, whole_capacity)
-    return (
-        nest
-        if nest.bits <= free_bits or nest.mapping is None
-        else s.segment.nests.best(s.segment.own[i], place, free_bits)
-    )
+    place, nests, e = _place_below(s, i, tiles, homes), s.segment.nests, s.segment.own[i]
+    nest = Nest(None, 0, inf)
+    for bits in (s.segment.level.capacity_bits or inf, free_bits):
+        bound = nests.proven_bound(e, place, bits, cutoff * (1 + ROUNDING_GAP))
+        if bound >= cutoff * (1 + ROUNDING_GAP):
+            return Nest(None, 0, bound)
+        nest = nests.best(e, place, bits)
+        if nest.bits <= free_bits or nest.mapping is None:
+            return nest
+    return nest
 
 
 def nests_of_returning_sums(s: SegmentSearch, tiles: Tiles, leaf: Leaf) -> Leaf | None:
@@ -217,15 +252,11 @@ def _trips(s: SegmentSearch, tiles: Tiles, classes: Sequence[int]) -> int:
     return prod(-(-s.sizes[c] // tiles[c]) for c in classes)
 
 
-def _kinds(s: SegmentSearch, tiles: Tiles, classes: Collection[int]) -> Iterator[tuple[Tiles, int]]:
-    """Yields the different trips of loops over `classes`, each as (extent of every class in it, number of
-    such trips): all trips of a loop have its tile, but the last one may have a remainder. Other classes are
-    whole.
+def _kinds(s: SegmentSearch, tiles: Tiles) -> Iterator[tuple[Tiles, int]]:
+    """Yields the different trips of loops with these tiles, each as (extent of every class in it, number of
+    such trips): all trips of a loop have its tile, but the last one may have a remainder.
     """
-    each = [
-        [(t, n // t), *([(n % t, 1)] if n % t else [])] if c in classes else [(n, 1)]
-        for c, (t, n) in enumerate(zip(tiles, s.sizes, strict=True))
-    ]
+    each = [[(t, n // t), *([(n % t, 1)] if n % t else [])] for t, n in zip(tiles, s.sizes, strict=True)]
     for kinds in product(*each):
         yield tuple(t for t, _ in kinds), prod(many for _, many in kinds)
 
@@ -277,7 +308,7 @@ def _bypassing(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> Standing:
             for a, b in zip(_prices(outer), _prices(s.segment.level), strict=True)
         )
         saved = (write if t.result else read) - level_accesses * s.leak_pj / s.segment.level.bandwidth
-        kinds = _kinds(s, tiles, range(len(tiles)))
+        kinds = _kinds(s, tiles)
         min_pj += max(saved, 0.0) * sum(_words(s, i, p, one, used=True) * many for one, many in kinds)
     return Standing(min_pj, 0.0, 0, PASSES, range(0))
 
@@ -286,25 +317,38 @@ def _prices(level: Level) -> tuple[float, float]:
     return level.read_pj, level.write_pj
 
 
-def _standing(s: SegmentSearch, t: OuterTensor, tiles: Tiles, order: Sequence[int], depth: int) -> Standing:
-    """Returns what a tensor costs that stands at the level below the first loops of an order."""
-    arch, (i, p) = s.segment.nests.arch, t.users[0]
-    outer, bits = arch.levels[0], p.bits or arch.word_bits
-    outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(s.segment.level, bits)
-    above, wait = order[:depth], s.wait_pj[i] * outer_accesses / outer.bandwidth
-    cut = tuple(tile if c in above else n for c, (tile, n) in enumerate(zip(tiles, s.sizes, strict=True)))
-    moved_words = sum(_words(s, i, p, one) * many for one, many in _kinds(s, tiles, above))
-    if t.result:
-        all_words = _words(s, i, p, s.sizes)
-        returned = moved_words - all_words if outer.skip_first_read else moved_words
-        pj = moved_words * (level_accesses * s.segment.level.read_pj + outer_accesses * outer.write_pj + wait)
-        pj += returned * (outer_accesses * outer.read_pj + level_accesses * s.segment.level.write_pj + wait)
-        if s.segment.level.skip_first_read:  # nests skip first reads in every trip, but sums go on
-            pj += _repeat_count(s, t, tiles) * all_words * level_accesses * s.segment.level.read_pj
-    else:
-        pj = moved_words * (outer_accesses * outer.read_pj + level_accesses * s.segment.level.write_pj + wait)
-    alive = t.alive(depth == len(order), len(s.segment.own))
-    return Standing(pj, pj, _bits(s, i, p, cut, depth > 0), depth, alive)
+def _standing(s: SegmentSearch, t: OuterTensor, tiles: Tiles, cut: Tiles, depth: int) -> Standing:
+    """Returns what a tensor costs that stands at the level below some loops. tiles: of all loops; cut: the
+    same, of the loops above alone; depth: how many these are
+    """
+    (pj, bits), (i, p) = _moved(s, t, cut), t.users[0]
+    if t.result and s.segment.level.skip_first_read:  # nests skip first reads in every trip, but sums go on
+        level_accesses = accesses_per_elem(s.segment.level, p.bits or s.segment.nests.arch.word_bits)
+        pj += _repeat_count(s, t, tiles) * _words(s, i, p, s.sizes) * level_accesses * s.segment.level.read_pj
+    return Standing(pj, pj, bits, depth, t.alive(cut == tiles, len(s.segment.own)))
+
+
+def _moved(s: SegmentSearch, t: OuterTensor, cut: Tiles) -> tuple[float, int]:
+    """Returns what it costs (pJ) to move a tensor's tiles between the outermost level and the level, below
+    loops with the tiles `cut`, and the bits of a tile. The loops further in change nothing of it.
+    """
+    key = t.name, cut
+    if key not in s.moved:
+        arch, (i, p) = s.segment.nests.arch, t.users[0]
+        outer, bits = arch.levels[0], p.bits or arch.word_bits
+        outer_accesses = accesses_per_elem(outer, bits)
+        level_accesses = accesses_per_elem(s.segment.level, bits)
+        wait = s.wait_pj[i] * outer_accesses / outer.bandwidth
+        words = sum(_words(s, i, p, one) * many for one, many in _kinds(s, cut))
+        write_pj = level_accesses * s.segment.level.write_pj
+        if t.result:
+            returned = words - _words(s, i, p, s.sizes) if outer.skip_first_read else words
+            pj = words * (level_accesses * s.segment.level.read_pj + outer_accesses * outer.write_pj + wait)
+            pj += returned * (outer_accesses * outer.read_pj + write_pj + wait)
+        else:
+            pj = words * (outer_accesses * outer.read_pj + write_pj + wait)
+        s.moved[key] = pj, _bits(s, i, p, cut, cut != s.sizes)
+    return s.moved[key]
 
 
 def _wait_pj(s: SegmentSearch, i: int) -> float:
@@ -333,33 +377,29 @@ class Choices:
     s: SegmentSearch
     tiles: Tiles
     passing: list[Standing]  # of each tensor
-    memo: dict[tuple[int, frozenset[int], bool], Standing] = field(default_factory=dict)
 
     def of(self, order: Sequence[int]) -> list[tuple[Standing, ...]]:
         """Returns, per tensor, the depths that no other one dominates, cheapest first; () where it can
         neither stand nor pass by.
         """
-        return [self._of(k, t, order) for k, t in enumerate(self.s.tensors)]
+        cuts = [self.s.sizes]
+        for c in order:
+            cuts.append((*cuts[-1][:c], self.tiles[c], *cuts[-1][c + 1 :]))
+        return [self._of(k, t, cuts) for k, t in enumerate(self.s.tensors)]
 
-    def _of(self, k: int, t: OuterTensor, order: Sequence[int]) -> tuple[Standing, ...]:
+    def _of(self, k: int, t: OuterTensor, cuts: Sequence[Tiles]) -> tuple[Standing, ...]:
         """A tensor of one einsum that stands below all loops may as well pass by: a node in the einsum's nest
-        is no dearer. A result that loops sum up stands at the level.
+        is no dearer. A result that loops sum up stands at the level. cuts: tiles of the first d loops, by d
         """
         summed = _repeat_count(self.s, t, self.tiles) > 0
-        deepest = len(order) + 1 if summed or len(t.users) > 1 else len(order)
+        deepest = len(cuts) if summed or len(t.users) > 1 else len(cuts) - 1
         found = list[Standing]()
         for depth in reversed(range(deepest if t.may_stand else 0)):
-            one = self._standing(k, t, order, depth)
+            one = _standing(self.s, t, self.tiles, cuts[depth], depth)
             if all(one.pj < other.pj for other in found):  # of equal traffic the deepest takes least
                 found.append(one)
         found += [] if summed else [self.passing[k]]
         return tuple(sorted(found, key=lambda one: (one.least_pj, one.bits)))
-
-    def _standing(self, k: int, t: OuterTensor, order: Sequence[int], depth: int) -> Standing:
-        key = k, frozenset(order[:depth]), depth == len(order)
-        if key not in self.memo:
-            self.memo[key] = _standing(self.s, t, self.tiles, order, depth)
-        return self.memo[key]
 
 
 def _fixed_pj(s: SegmentSearch, i: int, tiles: Tiles) -> float:
@@ -401,7 +441,8 @@ def leaves(
     alone = [s.lower_bound(i, tiles) for i in range(len(s.segment.own))]
     for order in permutations(looped):
         choices = choices_by_order.of(order)
-        if all(choices) and (key := tuple(choices)) not in seen:
+        key = tuple(tuple((one.pj, one.bits, one.depth) for one in each) for each in choices)
+        if all(choices) and key not in seen:
             seen.add(key)
             descent = Descent(s, tiles, order, choices, base, fixed, alone, best, uses_mapper)
             for leaf in descent.visit(0, 0.0, forwarded_tile_bits, {}):
@@ -465,14 +506,13 @@ class Descent:
                 continue
             chosen_now = chosen | {s.tensors[k].name: one for k, one in zip(new_tensors, combo, strict=True)}
             if self.uses_mapper:
-                inner = nest_below(
-                    s,
-                    i,
-                    self.tiles,
+                homes, free_bits = (
                     _homes(s, i, _standing_names(chosen_now)),
                     s.segment.free_bits - bits_now[i],
-                ).lower_bound
-                einsum_pj = inner + self.fixed[i] + sum(one.pj for one in combo)
+                )
+                outside_pj = self.fixed[i] + sum(one.pj for one in combo)
+                cutoff = self.best - cost - remaining_pj - outside_pj
+                einsum_pj = outside_pj + nest_below(s, i, self.tiles, homes, free_bits, cutoff).lower_bound
             if cost + max(einsum_pj, self.alone[i]) + remaining_pj < self.best:
                 yield from self.visit(i + 1, cost + max(einsum_pj, self.alone[i]), bits_now, chosen_now)
 

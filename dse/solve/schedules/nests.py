@@ -34,6 +34,7 @@ Key = tuple[object, ...]  # of an einsum at a place, without names
 # boundary of an einsum in a segment with others, which bring in tensors: no bound of an einsum alone holds
 IN_SEGMENT = Boundary(branched=True)
 PROOF_NODES = PROOF_BOXES = 20_000  # nodes placed and boxes bounded in a search of `proven_bound`, at most
+MIN_PROOFS = 4  # short searches of an einsum, at least, and the share of them that must prove something (1/4)
 TRIES = 3  # searches of a nest, each for less capacity than the one before
 
 
@@ -86,6 +87,8 @@ class Nests:
     prices: dict[tuple[Einsum, Boundary, Mapping], EinsumCost | Infeasible] = field(default_factory=dict)
     # by einsum and place: (free bits, lower bound) of each short search (`proven_bound`)
     proven: dict[Key, list[tuple[float, float]]] = field(default_factory=dict)
+    # by canonical key of an einsum: how many short searches there were, how many of them proved their cutoff
+    proofs: dict[str, tuple[int, int]] = field(default_factory=dict)
     searches: int = 0  # so far
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
@@ -133,7 +136,7 @@ class Nests:
     def proven_bound(self, e: Einsum, place: Place, free_bits: float, cutoff: float) -> float:
         """Returns a lower bound of nests at a place: `cutoff` where a short search proves that none costs
         less (`search_below`; it leaves out at once what a search for the best nest bounds one by one), else
-        what is known.
+        what is known. Einsums whose short searches mostly prove nothing are not asked again.
         """
         known = self.cached_bound(e, place, free_bits)
         answered = self._answered(e, place, free_bits) is not None
@@ -143,7 +146,9 @@ class Nests:
         (trip, trip_count), *other_trips = trips_below(e, place.loops)
         others = self._others(e, place, other_trips)
         constraints = self._constraints(trip, place)
-        if cutoff <= others or names_some_dims(constraints, self.arch):
+        tried, succeeded = self.proofs.get(canonical_key(e), (0, 0))
+        hopeless = tried >= MIN_PROOFS and succeeded * MIN_PROOFS < tried
+        if cutoff <= others or hopeless or names_some_dims(constraints, self.arch):
             return known
         self.searches += 1
         problem = self._problem(trip, place, self._with_capacity(place, v, free_bits))
@@ -151,6 +156,7 @@ class Nests:
         found = search_below(problem, self.factors, constraints, goal, 1.0, PROOF_NODES, PROOF_BOXES)
         bound = cutoff if found.lower_bound >= goal else trip_count * found.lower_bound + others
         proofs.append((free_bits, bound))
+        self.proofs[canonical_key(e)] = tried + 1, succeeded + (bound >= cutoff)
         return max(known, bound)
 
     def _answers(self, e: Einsum, place: Place) -> list[tuple[float, Einsum, Nest]]:

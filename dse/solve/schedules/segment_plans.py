@@ -14,7 +14,7 @@ from dse.mapping.nest import role
 from dse.run import deadline
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import ROUNDING_GAP, objective_value
-from dse.solve.schedules.depths import SegmentSearch
+from dse.solve.schedules.depths import SegmentSearch, mirrors
 from dse.solve.schedules.nests import Nest, Place
 from dse.solve.schedules.plan import FusedSegment, Option, Plan, forwarded_bits, in_order, price
 from dse.solve.schedules.shared_loops import search
@@ -78,6 +78,8 @@ def _best_plans(s: FusedSegment, cutoff: float) -> list[Option]:
         cutoff = min([cutoff, *(_value(s, one) for one in options)])
         if lower_bound >= cutoff * (1 - ROUNDING_GAP):  # of loops over classes none is better
             numbers = [number for number in numbers if number >= len(m.classes)]
+    mirrored = {b for _, b in mirrors(s, [m.loops[number] for number in numbers])}
+    numbers = [number for at, number in enumerate(numbers) if at not in mirrored]
     if numbers or s.below_split:
         loop_options, loop_bound = _one_loop(s, numbers, cutoff)
         options, lower_bound = [*options, *loop_options], min(lower_bound, loop_bound)

@@ -81,6 +81,7 @@ def search(s: SegmentSearch, cutoff: float, price: Callable[[Plan, int], float])
     uneven = [
         (*s.sizes[:c], tile, *s.sizes[c + 1 :]) for c, n in enumerate(s.sizes) for tile in uneven_tiles(n)
     ]
+    uneven = [tiles for tiles in uneven if tiles == s.one_of_mirrored(tiles)]
     if uneven:
         s.renew()
         lower_bound = min(lower_bound, _best_first(s, uneven, best, price, MAX_UNEVEN)[1])
@@ -112,7 +113,9 @@ def _best_first(
         bound, minus_stage, tiles = heapq.heappop(queue)
         stage = -minus_stage
         if stage == 0:  # the bound is from larger tiles
-            for smaller in (one for one in _smaller_tiles(s, tiles) if one not in seen):
+            for smaller in (
+                one for one in map(s.one_of_mirrored, _smaller_tiles(s, tiles)) if one not in seen
+            ):
                 seen.add(smaller)
                 heapq.heappush(queue, (_lower_bound(s, smaller), 0, smaller))
             loop_count = sum(t < n for t, n in zip(tiles, s.sizes, strict=True))
@@ -120,8 +123,7 @@ def _best_first(
                 inner_bounds = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
                 heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -1, tiles))
         elif stage == 1:  # the bound counts depths that fit, too
-            inner_bounds = [_inner(s, i, tiles) for i in range(len(s.segment.own))]
-            heapq.heappush(queue, (max(bound, _with_depths(s, tiles, inner_bounds, best)), -2, tiles))
+            heapq.heappush(queue, (max(bound, _with_nests(s, tiles, best)), -2, tiles))
         else:
             asked_tiles += 1
             if leaf := _best_leaf(s, tiles, best):
@@ -158,7 +160,7 @@ def _larger_tiles(s: SegmentSearch, tiles: Tiles) -> Iterator[Tiles]:
 
 def _inherited(s: SegmentSearch, i: int, tiles: Tiles) -> float:
     """Returns the highest bound that is known of an einsum in these tiles, or in larger ones."""
-    larger = (s.inner_bounds.get((i, one), 0.0) for one in _larger_tiles(s, tiles))
+    larger = (s.inner_bounds.get((i, s.one_of_mirrored(one)), 0.0) for one in _larger_tiles(s, tiles))
     uneven_bound = sum(_uneven_bound(s, i, c, tile) for c, tile in enumerate(tiles) if s.sizes[c] % tile)
     s.inner_bounds[i, tiles] = max(s.inner_bounds.get((i, tiles), uneven_bound), *larger, 0.0)
     return s.inner_bounds[i, tiles]
@@ -209,6 +211,21 @@ def _with_depths(s: SegmentSearch, tiles: Tiles, inner_bounds: Sequence[float], 
     `best`.
     """
     return min((leaf.bound for leaf in leaves(s, tiles, inner_bounds, best, uses_mapper=False)), default=inf)
+
+
+def _with_nests(s: SegmentSearch, tiles: Tiles, best: float) -> float:
+    """Returns the bound of `_with_depths` with the best nests of all einsums, all tensors at the level; inf
+    as soon as those of some of them leave no plan below `best`.
+    """
+    inner_bounds = [_inherited(s, i, tiles) for i in range(len(s.segment.own))]
+    bound = 0.0
+    for i, inherited in enumerate(inner_bounds):
+        inner_bounds[i] = _inner(s, i, tiles)
+        if bound == 0.0 or inner_bounds[i] > inherited:
+            bound = _with_depths(s, tiles, inner_bounds, best)
+        if bound >= best:
+            break
+    return bound
 
 
 def _best_leaf(s: SegmentSearch, tiles: Tiles, best: float) -> Leaf | None:
