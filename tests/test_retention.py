@@ -23,6 +23,7 @@ from tests.test_accesses import MLP, block
 from workloads import hpc
 from workloads.einsum import einsum
 from workloads.graph import Workload
+from workloads.solvers import SOLVERS
 
 REPORTED = Path(__file__).parent / "data" / "reported"
 KIB = 1024
@@ -300,7 +301,7 @@ def test_loops_cost_what_all_their_periods_cost(
     than the room at the ends.
     """
     monkeypatch.setattr(retention, "MAX_SOLVED_PHASES", 0)
-    w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
+    w, room = SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
     one = graph(w, 3)
     for phases in (one_by_one(one), pipelined_phases(one, classify(one), room)):
         whole = retention.minimum_traffic(phase_list(graph(w, 30), phases), room)
