@@ -1,5 +1,5 @@
 """Solvers for one system, by what they move until a residual is ten times smaller: python -m bench.solvers
-[--side 300].
+[--side 300] [SOLVER ...].
 
 The system is a grid of side x side points, five per row, with random right-hand side; each solver is run by
 NumPy until its residual is a millionth of the first, or for 2,000 products with the matrix. Words of an
@@ -129,7 +129,9 @@ def symmetric_sweep(a: sp.csr_array) -> Callable[[Vector], Vector]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", type=int, default=300)
-    side = parser.parse_args().side
+    parser.add_argument("solvers", nargs="*", help="these alone")
+    given = parser.parse_args()
+    side = given.side
     a = grid(side)
     b = np.random.default_rng(0).normal(size=side * side)
     size, grids = f"rows={side * side},nnz={a.nnz},form=periodic,iterations={LOOPS}", 6
@@ -141,7 +143,7 @@ def main() -> int:
         ("pipelined_cg", "", 1, cg(a, b, lambda r: r)),
         ("s_step_cg", "s=4", 4, s_step_cg(a, b, 4)),
         ("s_step_cg", "s=4,powers=kernel", 4, s_step_cg(a, b, 4)),
-        ("gmres", "m=10", 10, gmres(a, b, 10)),
+        ("gmres", "m=4", 4, gmres(a, b, 4)),
         ("ca_gmres", "s=4", 4, ca_gmres(a, b, 4)),
         ("ca_gmres", "s=4,powers=kernel", 4, ca_gmres(a, b, 4)),
         ("v_cycle", f"grids={grids}", 1, v_cycle(a, b, grids)),
@@ -149,6 +151,8 @@ def main() -> int:
     header = ("solver", "iterations a digit", "SEQ-Flex", "GOGETA", "Optimal", "Ideal", "uJ an iteration")
     print("\n".join(table((*header, "mJ a digit", "CPU s"))))
     for name, more, products, residuals in rows:
+        if given.solvers and name not in given.solvers:
+            continue
         norms = [float(np.linalg.norm(b))]
         for r in islice(residuals, MOST // products):
             norms.append(float(np.linalg.norm(r)))

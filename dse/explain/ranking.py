@@ -1,4 +1,4 @@
-"""GOGETA's configurations as lists of phases and as schedules, side by side, and why their ranks differ."""
+"""GOGETA's configurations as lists of phases and as schedules, and why their ranks differ."""
 
 from __future__ import annotations
 

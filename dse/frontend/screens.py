@@ -98,7 +98,7 @@ def loop_orders(arch: Arch, workload: Workload, found: TrafficReport, width: int
 
 
 def ranking(known_facts: dict[str, Any], listed: list[explain.Table], width: int = WIDE) -> str:
-    """Returns lists and schedules side by side, and how they rank."""
+    """Returns lists and schedules, and how they rank."""
     return "\n".join([facts(known_facts, "as schedules", width), *(block(one, width) for one in listed)])
 
 
