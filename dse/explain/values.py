@@ -1209,6 +1209,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
         "buffer": f"{level.name}, {report.capacity_words} words of {arch.word_bits} bits{_slices(arch)}",
         "Optimal": _optimal_claim(report),
         "one word more of buffer saves": f"{best.saved_per_word:.4g} words",
+        "GOGETA in its best order": units.quantity("bytes", report.best_policy.words() * word_bytes),
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
     if solves := triangular_solves(arch, report.operations[:operation_count]):
@@ -1225,10 +1226,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
         )
     rows = tuple(
         (name, n * word_bytes, report.seq_flex / max(n, 1), n / max(best.cost, 1) - 1)
-        for name, n in (
-            *zip(CONFIGURATIONS, configuration_words(report), strict=True),
-            ("GOGETA's policy, best order", report.best_policy.words()),
-        )
+        for name, n in zip(CONFIGURATIONS, configuration_words(report), strict=True)
     )
     if report.overfull_operations:
         bound = report.bound() if report.rereads.words else 0.0
