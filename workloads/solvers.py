@@ -158,22 +158,20 @@ def v_cycle(
                 yield f"s{g}_{i}", f"{after}{at} = W{g}[m{g}] * B{g}_{t}{at}"
             x = after
 
-    def cycle(t: int, g: int, x: str) -> Iterator[Line]:
-        """Yields the V-cycle of grid g from its vector x; "": from zero."""
-        coarsest = g == grids - 1
-        before = 2 * sweeps if coarsest else sweeps
-        yield from smooth(t, g, x, 0, before)
-        if coarsest:
-            return
-        smoothed, at, c = f"S{g}_{t}_{sweeps - 1}_s", f"[m{g},n]", g + 1
-        yield f"q{g}", f"Q{g}_{t}_r{at} += A{g}[m{g},k{g}] * {smoothed}[k{g},n]"
-        yield f"t{g}", f"T{g}_{t}{at} = sub(B{g}{f'_{t}' if g else ''}{at}, Q{g}_{t}_r{at})"
-        yield f"b{c}", f"B{c}_{t}[m{c},n] += Re{c}[m{c},k{g}] * T{g}_{t}[k{g},n]"
-        yield from cycle(t, c, "")
-        found = f"S{c}_{t}_{2 * sweeps - 1}_s"
-        yield f"e{g}", f"E{g}_{t}{at} += In{c}[m{g},k{c}] * {found}[k{c},n]"
-        yield f"x{g}", f"C{g}_{t}{at} = {smoothed}{at} + E{g}_{t}{at}"
-        yield from smooth(t, g, f"C{g}_{t}", sweeps, 2 * sweeps)
+    def cycle(t: int) -> Iterator[Line]:
+        x, last = f"X_{t}", grids - 1
+        for g in range(last):
+            yield from smooth(t, g, x, 0, sweeps)
+            smoothed, at, c, x = f"S{g}_{t}_{sweeps - 1}_s", f"[m{g},n]", g + 1, ""
+            yield f"q{g}", f"Q{g}_{t}_r{at} += A{g}[m{g},k{g}] * {smoothed}[k{g},n]"
+            yield f"t{g}", f"T{g}_{t}{at} = sub(B{g}{f'_{t}' if g else ''}{at}, Q{g}_{t}_r{at})"
+            yield f"b{c}", f"B{c}_{t}[m{c},n] += Re{c}[m{c},k{g}] * T{g}_{t}[k{g},n]"
+        yield from smooth(t, last, x, 0, 2 * sweeps)
+        for g in reversed(range(last)):
+            smoothed, at, c = f"S{g}_{t}_{sweeps - 1}_s", f"[m{g},n]", g + 1
+            yield f"e{g}", f"E{g}_{t}{at} += In{c}[m{g},k{c}] * S{c}_{t}_{2 * sweeps - 1}_s[k{c},n]"
+            yield f"x{g}", f"C{g}_{t}{at} = {smoothed}{at} + E{g}_{t}{at}"
+            yield from smooth(t, g, f"C{g}_{t}", sweeps, 2 * sweeps)
 
     operands = {"A0": a}
     for g, (fine, coarse) in enumerate(pairwise(sizes), 1):
@@ -184,7 +182,7 @@ def v_cycle(
         operands[f"In{g}"] = Matrix(a.name, fine, coarse, interpolation * coarse)
     sparse = {t: matrix_operand(t, x, index_bits, pointer_bits) for t, x in operands.items()}
     extents = {f"{rank}{g}": size for g, size in enumerate(sizes) for rank in "mk"}
-    return loop_of("v_cycle", a, n, lambda t: list(cycle(t, 0, f"X_{t}")), iterations, form, sparse, extents)
+    return loop_of("v_cycle", a, n, lambda t: list(cycle(t)), iterations, form, sparse, extents)
 
 
 SOLVERS: dict[str, Callable[..., Workload]] = {

@@ -19,7 +19,7 @@ SCHEDULES: Mapping[Configuration, str] = {
     "gogeta": "GOGETA-map",
     "residency": "Optimal",
 }  # solver.schedule -> how the table of lists names it
-SAME = 1e-3  # words that differ by less than this share rank alike
+SAME = 1e-3  # words that differ by less than this share have equal ranks
 
 
 def ranking_table(
@@ -74,7 +74,7 @@ def ranking_table(
         "schedule_rank",
         "largest_cause",
     )
-    return {"ranking": said or "lists and schedules rank alike"}, [
+    return {"ranking": said or "lists and schedules rank in the same order"}, [
         Table(
             "main memory, lists and schedules",
             header,
