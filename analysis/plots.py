@@ -749,9 +749,11 @@ def residency(given: Residency) -> Picture:
                     edgecolor=INK,
                     linewidth=0.5,
                 )
-                if share < 0.999 and last - first > 0.04 * given.times[-1]:
+                length = (last - first) / given.times[-1]
+                if share < 0.999 and length > 0.04:
+                    percent = f"{100 * share:.0f} %"
                     top.annotate(
-                        f"{units.quantity('bytes', retained)}, {100 * share:.0f} %",
+                        f"{units.quantity('bytes', retained)}, {percent}" if length > 0.1 else percent,
                         ((first + last) / 2 / divisor, names.index(name)),
                         fontsize=7,
                         ha="center",
@@ -766,7 +768,7 @@ def residency(given: Residency) -> Picture:
         top.set_xlim(0, given.times[-1] / divisor)
         if not names:
             top.text(0.5, 0.5, "nothing is retained on chip", ha="center", transform=top.transAxes)
-        for ax, (level, occupied, capacity) in zip(axes[1:, 0], given.used, strict=True):
+        for ax, (level, occupied, capacity, which) in zip(axes[1:, 0], given.used, strict=True):
             bytes_divisor, label = units.axis("bytes", [*occupied, capacity or 0.0])
             ax.stairs(
                 [v / bytes_divisor for v in occupied],
@@ -787,7 +789,7 @@ def residency(given: Residency) -> Picture:
                     fontsize=7,
                     ha="right",
                 )
-            ax.set_ylabel(f"one {level}\n{label.replace('bytes ', '')}")
+            ax.set_ylabel(f"{which} {level}\n{label.replace('bytes ', '')}")
             ax.set_ylim(0, 1.25 * max([*occupied, capacity or 0.0]) / bytes_divisor or 1.0)
         bottom = axes[-1][0]
         key = "a darker bar: a larger share of the tensor is retained"

@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 
 from analysis.plots import FAINT, INK, MARK, SHADES, STYLE, Picture, _figure, _logarithmic
 from dse.explain import units
-from dse.explain.reuse_figures import OperationGraph, TrafficCurves
+from dse.explain.reuse_figures import OperationGraph, TensorTraffic, TrafficCurves
 
+MAX_ROWS = 24  # tensors in a picture
 MARKERS = ("s", "^", "o", "", "D")
 # pattern of an edge -> colour, line
 EDGES = {
@@ -50,6 +51,26 @@ def traffic_over_capacity(given: TrafficCurves) -> Picture:
         ax.set_ylabel(label.replace("bytes", "traffic").strip())
         ax.set_title(given.title)
         ax.legend(loc="best")
+    return Picture(figure)
+
+
+def traffic_per_tensor(given: TensorTraffic) -> Picture:
+    """Draws two bars per tensor: what it moves if nothing is retained, and in the optimum."""
+    rows = given.rows[:MAX_ROWS]
+    divisor, label = units.axis("bytes", [n for _, *both in rows for n in both])
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(7.2, 1.6 + 0.34 * len(rows))
+        ax = axes[0][0]
+        series = (("SEQ-Flex", SHADES[0]), ("Optimal", MARK))
+        for k, (name, colour) in enumerate(series):
+            at = [i - 0.18 + 0.36 * k for i in range(len(rows))]
+            ax.barh(at, [row[1 + k] / divisor for row in rows], height=0.34, color=colour, label=name)
+        ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.set_xlabel(label.replace("bytes", "traffic").strip())
+        hidden = len(given.rows) - len(rows)
+        ax.set_title(given.title + (f"\n{hidden} more tensors move less" if hidden else ""))
+        ax.legend(loc="lower right")
     return Picture(figure)
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import time
 
-from workloads import catalog, hpc, training
+from workloads import catalog, training
+from workloads.solvers import SOLVERS
 
 
 def main() -> None:
     for name in catalog.NETWORKS:
-        if "..." in catalog.parameters(name) or name in hpc.SOLVERS:  # solvers train nothing
+        if "..." in catalog.parameters(name) or name in SOLVERS:  # solvers train nothing
             continue
         started = time.process_time()
         network = catalog.load(name)

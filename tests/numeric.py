@@ -4,7 +4,7 @@ function per kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -37,6 +37,7 @@ POINTS: dict[str, Callable[..., np.ndarray]] = {
     "turn": lambda a, b, c, s: c * a + s * b,
     "turn_back": lambda a, b, c, s: c * b - s * a,
     "add_mul": lambda y, *pairs: y + sum(a * b for a, b in zip(pairs[::2], pairs[1::2], strict=True)),
+    "jacobi": lambda x, w, b, q: x + w * (b - q),
     "sub_mul": lambda y, a, x: y - a * x,
     "beta": lambda new, old, alpha, omega: new / old * alpha / omega,
     "step": lambda g, d, b, a: g / (d - b * g / a),
@@ -73,6 +74,61 @@ def _inverse(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.linalg.solve(np.atleast_2d(a), np.atleast_2d(b)).reshape(b.shape)
 
 
+def _vectors(rows: int, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """[rows, columns, vectors]: operands [rows] or [rows, columns], or several of these along a first
+    dimension.
+    """
+    blocks = [
+        x.reshape(-1, rows, x.size // rows) if x.shape[0] == rows else x.reshape(len(x), rows, -1)
+        for x in operands
+    ]
+    return np.concatenate(blocks).transpose(1, 2, 0)
+
+
+def _gram(*operands: np.ndarray) -> np.ndarray:
+    v = _vectors(max(map(len, operands)), operands)
+    return np.einsum("mnb,mnc->bcn", v, v)
+
+
+def _combination(c: np.ndarray, *operands: np.ndarray) -> np.ndarray:
+    """[rows, columns]: the first vectors times the numbers of c."""
+    v = _vectors(max(map(len, operands)), operands)
+    c = c.reshape(-1, v.shape[1])
+    return np.einsum("bn,mnb->mn", c, v[:, :, : len(c)])
+
+
+def _powers(count: int, a: np.ndarray, x: np.ndarray) -> np.ndarray:
+    found = [x]
+    for _ in range(count):
+        found.append(a @ found[-1])
+    return np.array(found[1:])
+
+
+def _coordinates(g: np.ndarray) -> np.ndarray:
+    """[3, 2 s + 1, n]: X, R and P after s steps of CG in the basis P, ..., A^s P, R, ..., A^(s-1) R."""
+    width, g = len(g), g.reshape(len(g), len(g), -1)
+    s, found = width // 2, []
+    times_a = np.zeros((width, width))
+    for j in (*range(s), *range(s + 1, width - 1)):
+        times_a[j + 1, j] = 1
+    for product in g.transpose(2, 0, 1):
+        x, r, p = np.zeros(width), np.eye(width)[s + 1], np.eye(width)[0]
+        for _ in range(s):
+            q = times_a @ p
+            alpha = r @ product @ r / (p @ product @ q)
+            x, after = x + alpha * p, r - alpha * q
+            p = after + (after @ product @ after) / (r @ product @ r) * p
+            r = after
+        found.append([x, r, p])
+    return np.array(found).transpose(1, 2, 0)
+
+
+def _least_squares(g: np.ndarray) -> np.ndarray:
+    """[s, n]: the combination of A R, ..., A^s R next to R."""
+    g = g.reshape(len(g), len(g), -1).transpose(2, 0, 1)
+    return np.linalg.solve(g[:, 1:, 1:], g[:, 1:, :1])[:, :, 0].T
+
+
 def _rescaled(x: np.ndarray, shrink: np.ndarray) -> np.ndarray:
     """Sums over the last dimension of `shrink`: after each step, total = shrink * total + x."""
     at = shrink.ndim - 1
@@ -90,6 +146,13 @@ WHOLE: dict[str, Callable[..., np.ndarray]] = {  # functions of whole tensors
     ),
     "rescaled": _rescaled,
     "inverse": _inverse,
+    "lower_solve": lambda t, b: np.linalg.solve(np.tril(t), b),
+    "upper_solve": lambda t, b: np.linalg.solve(np.triu(t), b),
+    "gram": _gram,
+    "combination": _combination,
+    "add_combination": lambda x, *rest: x + _combination(*rest).reshape(x.shape),
+    **{f"coordinates_{x}": lambda g, i=i: _coordinates(g)[i] for i, x in enumerate("xrp")},
+    "least_squares": _least_squares,
     "softmax": lambda x: (p := np.exp(x - x.max(-1, keepdims=True))) / p.sum(-1, keepdims=True),
     "softmax_grad": _softmax_grad,
 }
@@ -100,8 +163,11 @@ def execute(e: Einsum, data: Data) -> np.ndarray:
     maker gave them.
     """
     tensors = [data[p.tensor].reshape([d.size for d in p.dims]) for p in e.inputs]
-    if e.kind in WHOLE:
-        return WHOLE[e.kind](*tensors)
+    if e.kind == "powers":
+        count = e.output.stored_elems() // e.inputs[1].stored_elems()
+        return _powers(count, *tensors).reshape([d.size for d in e.output.dims])
+    if (kind := e.kind.split("_levels")[0]) in WHOLE:
+        return WHOLE[kind](*tensors).reshape([d.size for d in e.output.dims])
     shape, sizes = tuple(e.sizes().values()), [d.size for d in e.output.dims]
     axes = {rank: np.arange(n).reshape([-1 if r == rank else 1 for r in e.sizes()]) for rank, n in e.extents}
     values = [_gathered(x, p, axes) for x, p in zip(tensors, e.inputs, strict=True)]

@@ -376,3 +376,33 @@ def test_what_a_given_schedule_leaves_out_runs_in_turn(tmp_path: Path) -> None:
         for sets in ({}, {"solver.schedule": "residency"})
     ]
     assert found[0] == found[1]
+
+
+def test_features_in_time_below_rows_over_clusters_reach_the_list() -> None:
+    """GCN on cora: no loop over rows or features alone holds what it needs in a slice. Rows over clusters,
+    features in time: each cluster has the features' columns of X0, A and the sums of its rows.
+    """
+    for schedule in ("gogeta", "residency"):
+        sets = {"solver.schedule": schedule, "solver.factors": "perfect"}
+        memory = api.map("gcn", "gogeta_clusters", **sets).solution.memory
+        assert memory.moved_words == memory.listed_words
+        assert memory.not_fused_words == 0
+
+
+def test_two_products_read_the_features_once() -> None:
+    """GraphSAGE: A X0 W and X0 V in steps of features; their sum, which has none, follows alone."""
+    sets = {"solver.schedule": "gogeta", "solver.factors": "perfect"}
+    found = api.map("graphsage", "gogeta_clusters", **sets)
+    words = moved_words(found.arch, found.workload, found.solution.schedule)
+    features = next(p for p in found.workload.einsums[0].inputs if p.tensor == "X0")
+    assert sum(n for (_, tensor), n in words.items() if tensor == "X0") == features.stored_elems()
+    assert [len(s.branches) for s in found.solution.schedule.segments] == [3, 1]
+
+
+def test_what_moves_more_in_a_pipeline_runs_one_by_one() -> None:
+    """CG in 32 KiB a slice: P does not stand in a slice beside tiles of A, so S = A P passed on to P S would
+    read an element of P per nonzero of A; alone the product reads P once.
+    """
+    sets = {"sram.capacity": "32 KiB", "solver.schedule": "gogeta", "solver.factors": "perfect"}
+    memory = api.map("cg:matrix=aft02,iterations=1", "gogeta_clusters", **sets).solution.memory
+    assert memory.moved_words == memory.listed_words

@@ -22,7 +22,9 @@ from tests.numeric import run
 from workloads import catalog, hpc
 from workloads.einsum import WorkloadError, einsum, show
 from workloads.graph import Workload, in_order, unique
-from workloads.matrix import MATRICES, read_matrix
+from workloads.matrix import MATRICES, read_matrix, read_pattern
+from workloads.solvers import SOLVERS
+from workloads.sparsity import level_count, triangle
 
 CASES = json.loads((Path(__file__).parent / "data" / "gogeta_cases.json").read_text())
 ROWS = 24
@@ -50,20 +52,63 @@ def start(w: Workload, a: scipy.sparse.csr_array, b: np.ndarray) -> dict[str, np
         "rho_0": (b * b).sum(0),
     }
     diagonal = a.diagonal()
+    if w.name.startswith("v_cycle"):
+        outside |= grids(a)
+        outside["B0"] = b
     if w.name.startswith("pipelined_cg"):  # no step before the first one
         nothing = dict.fromkeys(("Z_0", "S_0", "P_0"), np.zeros_like(b))
         ones = np.ones(b.shape[1])
         outside |= nothing | {"W_0": a @ b, "g_0": ones * np.inf, "a_0": ones}
+    elif any(p.tensor == "Low" for e in w.einsums for p in e.inputs):
+        z = symmetric_sweep(a, b)
+        outside |= {"Low": np.tril(a.toarray()), "Up": np.triu(a.toarray()), "D": diagonal}
+        outside |= {"P_0": z, "G_0": b.T @ z}
     elif any(p.tensor == "M" for e in w.einsums for p in e.inputs):
         outside |= {"M": 1 / diagonal, "P_0": b / diagonal[:, None], "G_0": b.T @ (b / diagonal[:, None])}
     read = {p.tensor for e in w.einsums for p in e.inputs}
     return {t: x for t, x in outside.items() if t in read}
 
 
+def symmetric_sweep(a: scipy.sparse.csr_array, b: np.ndarray) -> np.ndarray:
+    """A forward and a backward Gauss-Seidel sweep on a x = b from x = 0, row by row (HPCG)."""
+    full, x = a.toarray(), np.zeros_like(b)
+    for i in (*range(ROWS), *reversed(range(ROWS))):
+        x[i] += (b[i] - full[i] @ x) / full[i, i]
+    return x
+
+
+def grids(a: scipy.sparse.csr_array) -> dict[str, np.ndarray]:
+    """Operators of three grids of 24, 6 and 2 rows: interpolation that repeats a row four times, its
+    transpose, the matrix between both, and 2/3 of the inverse diagonals.
+    """
+    found, fine = {"A0": a.toarray()}, a.toarray()
+    for g, rows in enumerate((6, 2), 1):
+        interpolation = np.eye(rows)[np.arange(len(fine)) * rows // len(fine)]
+        fine = interpolation.T @ fine @ interpolation
+        found |= {f"A{g}": fine, f"In{g}": interpolation, f"Re{g}": interpolation.T}
+    return found | {f"W{g}": 2 / 3 / found[f"A{g}"].diagonal() for g in range(3)}
+
+
+def v_cycle(x: np.ndarray, b: np.ndarray, of: dict[str, np.ndarray], g: int, sweeps: int) -> np.ndarray:
+    """A V-cycle from grid g on."""
+
+    def smooth(x: np.ndarray, times: int) -> np.ndarray:
+        for _ in range(times):
+            x = x + of[f"W{g}"][:, None] * (b - of[f"A{g}"] @ x)
+        return x
+
+    if g == 2:
+        return smooth(x, 2 * sweeps)
+    x = smooth(x, sweeps)
+    coarse = of[f"Re{g + 1}"] @ (b - of[f"A{g}"] @ x)
+    x = x + of[f"In{g + 1}"] @ v_cycle(np.zeros_like(coarse), coarse, of, g + 1, sweeps)
+    return smooth(x, sweeps)
+
+
 def solved(
     solver: str, a: scipy.sparse.csr_array, b: np.ndarray, steps: int, **more: int | str
 ) -> np.ndarray:
-    w = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=b.shape[1], iterations=steps, **more)
+    w = SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=b.shape[1], iterations=steps, **more)
     return run(w.einsums, start(w, a, b))[f"X_{steps}"].reshape(b.shape)
 
 
@@ -74,6 +119,10 @@ def solved(
         ("cg", 16, {}),
         ("cg", 16, {"preconditioner": "jacobi"}),
         ("pipelined_cg", 16, {}),
+        ("cg", 12, {"preconditioner": "symgs", "levels": 7}),
+        ("s_step_cg", 6, {"s": 3}),
+        ("ca_gmres", 6, {"s": 4}),
+        ("v_cycle", 30, {"grids": 3, "interpolation": 2}),
         ("bicgstab", 16, {}),
         ("gmres", 3, {"m": 6}),
         ("gmres", 1, {"m": 14}),
@@ -114,12 +163,72 @@ def test_every_step_is_scipys(steps: int) -> None:
     assert np.allclose(solved("gmres", a, b, 1, m=steps).ravel(), theirs)
 
 
-@pytest.mark.parametrize("solver", ["cg", "pipelined_cg", "bicgstab", "gmres"])
-def test_a_period_run_again_is_the_unrolled_chain(solver: str) -> None:
+@pytest.mark.parametrize("powers", ["products", "kernel"])
+@pytest.mark.parametrize("s", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2])
+def test_several_steps_at_once_are_scipys(powers: str, s: int, n: int) -> None:
+    """Two iterations of s steps: s-step CG is CG after 2 s steps; CA-GMRES is GMRES restarted once."""
+    tight = {"rtol": 1e-30, "atol": 0.0}
+    a, b = system(7, n, definite=True)
+    columns = [scipy.sparse.linalg.cg(a, x, maxiter=2 * s, **tight)[0] for x in b.T]
+    assert np.allclose(solved("s_step_cg", a, b, 2, s=s, powers=powers), np.array(columns).T, rtol=1e-6)
+    a, b = system(8, n, definite=False)
+    columns = [scipy.sparse.linalg.gmres(a, x, restart=s, maxiter=2, **tight)[0] for x in b.T]
+    assert np.allclose(solved("ca_gmres", a, b, 2, s=s, powers=powers), np.array(columns).T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_symmetric_sweeps_precondition_scipys_cg(steps: int) -> None:
+    a, b = system(5, 1, definite=True)
+    sweep = scipy.sparse.linalg.LinearOperator(a.shape, lambda r: symmetric_sweep(a, r.ravel()))
+    theirs = scipy.sparse.linalg.cg(a, b.ravel(), maxiter=steps, M=sweep, rtol=1e-30, atol=0.0)[0]
+    assert np.allclose(solved("cg", a, b, steps, preconditioner="symgs", levels=9).ravel(), theirs)
+
+
+@pytest.mark.parametrize("sweeps", [1, 2])
+def test_a_v_cycle_is_its_recursion(sweeps: int) -> None:
+    a, b = system(3, 2, definite=True)
+    x, of = np.zeros_like(b), grids(a)
+    for _ in range(2):
+        x = v_cycle(x, b, of, 0, sweeps)
+    assert np.allclose(solved("v_cycle", a, b, 2, grids=3, interpolation=2, sweeps=sweeps), x)
+
+
+def test_levels_of_a_triangle(tmp_path: Path) -> None:
+    """Of a grid solved in its order the antidiagonals; of a red-black order two; counted in the file."""
+    a = scipy.sparse.coo_array((lambda r, c, v: (v, (r, c)))(*five_point(7)))
+    p = read_pattern(written(tmp_path / "grid.mtx", a, symmetry="symmetric"))
+    assert level_count(triangle(p, lower=True)) == 2 * 7 - 1
+    w = hpc.cg(matrix=str(tmp_path / "grid.mtx"), preconditioner="symgs", iterations=1)
+    assert {e.levels() for e in w.einsums if "solve" in e.kind} == {13}
+    low = next(p for e in w.einsums for p in e.inputs if p.tensor == "Low")
+    assert round(low.density * 49**2) == np.tril(a.toarray()).astype(bool).sum()
+    order = np.argsort(np.add(*divmod(np.arange(49), 7)) % 2, kind="stable")
+    mixed = scipy.sparse.coo_array(a.tocsr()[order][:, order])
+    p = read_pattern(written(tmp_path / "mixed.mtx", mixed, symmetry="symmetric"))
+    assert level_count(triangle(p, lower=True)) == 2
+    named = hpc.cg(matrix="ecology1", preconditioner="symgs", iterations=1)
+    assert {e.levels() for e in named.einsums if "solve" in e.kind} == {1999}
+
+
+@pytest.mark.parametrize(
+    ("solver", "more"),
+    [
+        ("cg", {}),
+        ("cg", {"preconditioner": "symgs", "levels": 5}),
+        ("pipelined_cg", {}),
+        ("s_step_cg", {"s": 2}),
+        ("s_step_cg", {"s": 2, "powers": "kernel"}),
+        ("bicgstab", {}),
+        ("gmres", {"m": 3}),
+        ("ca_gmres", {"s": 2}),
+        ("v_cycle", {"grids": 3, "interpolation": 2}),
+    ],
+)
+def test_a_period_run_again_is_the_unrolled_chain(solver: str, more: dict[str, int | str]) -> None:
     a, b = system(1, 2, definite=True)
-    more = {"m": 3} if solver == "gmres" else {}
-    w = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, form="periodic", **more)
-    whole = hpc.SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, **more)
+    w = SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, form="periodic", **more)
+    whole = SOLVERS[solver](rows=ROWS, nnz=a.nnz, n=2, iterations=3, **more)
     data = start(w, a, b)
     assert set(dict(w.loop_state).values()) <= set(data)
     assert "X_0" in dict(w.loop_state).values()
@@ -152,6 +261,14 @@ def test_multiplications(rows: int, n: int, steps: int, data: st.DataObject) -> 
     assert hpc.cg(**of, iterations=steps, preconditioner="jacobi").macs() == steps * (
         nnz * n + 5 * rows * n * n
     )
+    sizes = {"rows": 64, "nnz": 300, "n": n, "iterations": steps}
+    # symgs, s-step and restarts: products with A alone count as multiplications
+    assert hpc.cg(**sizes, preconditioner="symgs", levels=3).macs() == steps * (300 * n + 5 * 64 * n * n)
+    assert SOLVERS["s_step_cg"](**sizes, s=3).macs() == steps * 5 * 300 * n
+    assert SOLVERS["ca_gmres"](**sizes, s=3).macs() == steps * 4 * 300 * n
+    # two grids of 64 and 16 rows: three products on the fine one, one on the coarse one, both transfers
+    cycle = 3 * 300 + 75 + 2 * 9 * 16
+    assert SOLVERS["v_cycle"](**sizes, grids=2).macs() == steps * (cycle * n)
     assert hpc.pipelined_cg(**of, iterations=steps).macs() == steps * (nnz * n + rows * n)
     assert hpc.bicgstab(**of, iterations=steps).macs() == steps * (2 * nnz * n + 3 * rows * n)
     m = data.draw(st.integers(1, 4))
@@ -342,7 +459,15 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
         ("bicgstab:rows=4,nnz=17", "nnz = 17 must not be above rows * rows = 16"),
         ("gmres:m=0", "m = 0 must be at least 1"),
         ("cg:form=rolled", "form = rolled must be unrolled or periodic"),
-        ("absent.mtx:solver=lu", "solver = lu must be cg or pipelined_cg or bicgstab or gmres or spmm_chain"),
+        ("absent.mtx:solver=lu", "solver = lu must be cg or pipelined_cg or s_step_cg or bicgstab or gmres"),
+        (
+            "cg:matrix=aft02,preconditioner=symgs",
+            "preconditioner=symgs on aft02, of which only the size is known",
+        ),
+        ("cg:matrix=aft02,preconditioner=symgs,levels=9000", "levels = 9000 must not be above the 8184 rows"),
+        ("cg:matrix=aft02,levels=9", "levels = 9 are of preconditioner=symgs; leave them out"),
+        ("v_cycle:rows=64,nnz=300,grids=4", "grids = 4: a grid of 4 rows is left"),
+        ("v_cycle:coarsening=1", "coarsening = 1 must be at least 2"),
         ("absent.mtx:steps=2", "no parameter is named steps"),
     ],
 )

@@ -17,6 +17,7 @@ from dse.solve.gogeta.residency import policy
 from tests.amount import amount
 from tests.residents import exhaustive, periods, small
 from workloads import catalog, hpc
+from workloads.solvers import SOLVERS
 
 CLOSE = 1e-6
 
@@ -87,7 +88,7 @@ def test_periods_cost_what_the_whole_loop_costs(seed: int) -> None:
 )
 @pytest.mark.parametrize("solver", ["cg", "bicgstab"])
 def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, n: int, mib: int) -> None:
-    w, room = (hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), mib * 2**18)
+    w, room = (SOLVERS[solver](matrix=matrix, n=n, iterations=1000, form="periodic"), mib * 2**18)
     one = graph(w, 3)
     phases = pipelined_phases(one, classify(one), small_words=SMALL_WORDS)
 
@@ -97,7 +98,7 @@ def test_a_thousand_iterations_of_a_solver_are_proven(solver: str, matrix: str, 
     found = steady(lists, 1000, room)
     assert found.cost - found.bound <= 1e-9 * found.cost
     assert steady(lists, 12, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
-    unrolled = graph(hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=12))
+    unrolled = graph(SOLVERS[solver](matrix=matrix, n=n, iterations=12))
     whole = access_list(unrolled, pipelined_phases(unrolled, classify(unrolled), small_words=SMALL_WORDS))
     assert optimum(whole, room).cost == pytest.approx(optimum(lists(12), room).cost, rel=1e-12)
 

@@ -22,7 +22,11 @@ from dse.explain import values as explain
 from dse.frontend import api, cli, pictures
 from dse.mapping.nest import Loop, Store, bits_at, to_text
 from dse.sim.einsum import bounds
+from dse.solve.gogeta.traffic import traffic_of
+from hw import machine
 from tests.test_cli import STUDY
+from workloads.einsum import einsum
+from workloads.graph import Workload
 
 pytestmark = pytest.mark.xdist_group("plots")
 
@@ -75,6 +79,7 @@ def test_every_picture_of_a_run_is_written(
         (["mlp_m:batch=8", "gogeta_clusters", "residency"], "svg"),
         (["mlp_m:batch=8", "gogeta_clusters", "graph"], "svg"),
         (["mlp_m:batch=8", "gogeta_clusters", "traffic-over-capacity"], "png"),
+        (["cg:rows=60,nnz=300,form=periodic", "gogeta_clusters", "traffic-per-tensor"], "png"),
         (["mlp_m:batch=64", "kapla_multi", "residency", "--schedule", str(SCHEDULE)], "svg"),
     ],
 )
@@ -108,6 +113,31 @@ def test_a_wrong_word_is_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert said in lines[0]
+
+
+@pytest.mark.parametrize("words", [300, 1500])
+def test_traffic_of_all_tensors_is_that_of_the_configurations(words: int) -> None:
+    """Of a workload all of it; of a loop one of its middle iterations: what an iteration more moves."""
+    sizes = {"m": 1000, "k": 1000}
+    texts = ("S[m] += A[m,k] * P[k]", "d[] += P[m] * S[m]", "P1[m] = sub_mul(P[m], d[], S[m])")
+    einsums = tuple(
+        einsum(t, sizes, density={"A": 0.002}, format={"A": "csr"}) if "A" in t else einsum(t, sizes)
+        for t in texts
+    )
+    arch = machine.arch(machine.load("gogeta_clusters"))
+
+    def found(repeats: int) -> tuple[float, float, float, float]:
+        loop = Workload("w", einsums, repeats=(repeats,) * 3, loop_state=(("P1", "P"),))
+        w = loop if repeats > 1 else Workload("w", einsums)
+        report = traffic_of(w, words, arch.word_bits)
+        rows = reuse_figures.traffic_per_tensor(arch, w, report).rows
+        alone, optimal = (sum(row[k] for row in rows) for k in (1, 2))
+        return alone, optimal, 4.0 * report.seq_flex, 4 * report.optimal.cost
+
+    alone, optimal, all_alone, all_optimal = found(1)
+    assert (alone, optimal) == (all_alone, pytest.approx(all_optimal))
+    (alone, optimal, *longer), (_, _, *shorter) = found(300), found(299)
+    assert (alone, optimal) == pytest.approx([a - b for a, b in zip(longer, shorter, strict=True)], rel=1e-6)
 
 
 def test_a_component_looks_alike_in_all_pictures_of_it() -> None:

@@ -13,8 +13,16 @@ import pytest
 from dse.frontend import api
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta import retention, traffic
-from dse.solve.gogeta.accesses import Access, AccessList, Phase, one_by_one, phase_list, pipelined_phases
-from dse.solve.gogeta.classify import classify
+from dse.solve.gogeta.accesses import (
+    Access,
+    AccessList,
+    Phase,
+    fused_phases,
+    one_by_one,
+    phase_list,
+    pipelined_phases,
+)
+from dse.solve.gogeta.classify import classify, unbarred
 from dse.solve.gogeta.operations import graph
 from dse.solve.gogeta.traffic import overfull_operations, traffic_of
 from tests.amount import amount, some
@@ -23,6 +31,7 @@ from tests.test_accesses import MLP, block
 from workloads import hpc
 from workloads.einsum import einsum
 from workloads.graph import Workload
+from workloads.solvers import SOLVERS
 
 REPORTED = Path(__file__).parent / "data" / "reported"
 KIB = 1024
@@ -300,7 +309,7 @@ def test_loops_cost_what_all_their_periods_cost(
     than the room at the ends.
     """
     monkeypatch.setattr(retention, "MAX_SOLVED_PHASES", 0)
-    w, room = hpc.SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
+    w, room = SOLVERS[solver](matrix=matrix, n=n, iterations=30, form="periodic"), kib * 256
     one = graph(w, 3)
     for phases in (one_by_one(one), pipelined_phases(one, classify(one), room)):
         whole = retention.minimum_traffic(phase_list(graph(w, 30), phases), room)
@@ -351,3 +360,17 @@ def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
     assert isinstance(found, Solution)
     assert found.certificate.count("searched: ") <= 2
     assert found.certificate.count("any schedule") <= 1
+
+
+def test_who_shares_a_read_steps_through_one_dimension_of_it() -> None:
+    """T is 2 x 100. Rows hold x (100 words), columns y (2) and U (2,000); x stepping through columns beside z
+    through rows would hold 2 words, and read different parts of T.
+    """
+    sizes = {"m": 2, "n": 100, "s": 1000}
+    texts = ("y[m] += T[m,n] * x[n]", "z[m,n] += T[m,n] * U[m,s]")
+    g = graph(Workload("two", tuple(einsum(text, sizes) for text in texts)))
+    both = frozenset((0, 1))
+    assert fused_phases(g, unbarred(g), 99)(both) is None
+    phase = fused_phases(g, unbarred(g), 100)(both)
+    assert phase is not None
+    assert phase.resident_words == 100

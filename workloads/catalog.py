@@ -28,6 +28,7 @@ from workloads.huggingface import huggingface
 from workloads.layers import Cascade
 from workloads.loops import LoopForm, in_form
 from workloads.meant import meant
+from workloads.solvers import SOLVERS
 
 NUMBER = re.compile("-?[0-9]{1,18}")
 SUFFIXES = (".onnx", ".pt2", ".yaml", ".yml", *matrix.SUFFIXES, ".json")
@@ -83,7 +84,7 @@ NETWORKS: dict[str, Callable[..., Workload]] = {
         gnn.graphsage,
         gnn.gat,
     )
-} | hpc.SOLVERS
+} | SOLVERS
 FILES = {  # names of ONNX files -> the file's name without .onnx
     **{plain: light for plain, light in MODELS.items() if plain not in NETWORKS},
     **{light: light for light in MODELS.values()},
@@ -350,9 +351,9 @@ def _training_step(
 def _solver_on_file(path: str, source: str, given: Mapping[str, str]) -> Workload:
     """Returns a solver on the matrix of a file."""
     solver = given.get("solver", "cg")
-    if solver not in hpc.SOLVERS:
-        raise WorkloadError(f'workload "{source}": solver = {solver} must be {" or ".join(hpc.SOLVERS)}')
-    make, rest = hpc.SOLVERS[solver], {"matrix": path, **{k: v for k, v in given.items() if k != "solver"}}
+    if solver not in SOLVERS:
+        raise WorkloadError(f'workload "{source}": solver = {solver} must be {" or ".join(SOLVERS)}')
+    make, rest = SOLVERS[solver], {"matrix": path, **{k: v for k, v in given.items() if k != "solver"}}
     return replace(make(**_arguments(solver, source, make, rest)), name=source)
 
 

@@ -41,6 +41,8 @@ BY_ROW = {
 # kinds of einsums whose elements need earlier results of their row: any loop that visits a row in order may
 # cut it
 RUNNING = ("scan", "cumsum", "cumprod", "running_max")
+# kind of a triangular solve, with the levels of its rows, which follow one another
+SOLVE = re.compile(r"(?:lower|upper)_solve_levels([1-9]\d*)")
 ROW_AXIS = re.compile(r"_axis(\d+)$")
 # sign, coefficient, rank or whole number
 TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*|\d+)")
@@ -294,6 +296,16 @@ class Einsum:
             return self.output.ranks()
         dims = self.output.dims[int(axis[1]) if axis else BY_ROW[kind] :] if kind in BY_ROW else ()
         return frozenset(rank for d in dims for rank in d.ranks())
+
+    def levels(self) -> int:
+        """Returns how many steps follow one another in a triangular solve; 1: it is none, or says no levels.
+
+        >>> sizes = {"m": 3, "n": 1, "k": 3}
+        >>> einsum("Y[m,n] = lower_solve_levels3(L[m,k], R[k,n])", sizes).levels()
+        3
+        """
+        solve = SOLVE.fullmatch(self.kind)
+        return int(solve[1]) if solve else 1
 
     def without_pattern(self) -> Einsum:
         """Returns the einsum without what is known of the places of nonzeros: all that is read of a dense

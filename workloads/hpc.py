@@ -8,9 +8,11 @@ step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal
 
 from workloads.einsum import GOGETA_BITS, Einsum, WorkloadError, closest, csr, einsum, squeezed
@@ -18,9 +20,10 @@ from workloads.graph import Workload, in_order
 from workloads.layers import Cascade
 from workloads.loops import Form
 from workloads.matrix import MATRICES, SUFFIXES, Matrix, Pattern, is_matrix_file, read_pattern
-from workloads.sparsity import product_counts, tile_columns
+from workloads.sparsity import level_count, product_counts, tile_columns, triangle
 
 Line = tuple[str, str]  # name and text of an einsum
+GRID_LEVELS = {"ecology1": 1999}  # of rows in their order: of a grid of 1000 x 1000 with five points
 
 
 def gemm(m: int, n: int, k: int) -> Cascade:
@@ -78,14 +81,22 @@ def cg(
     form: Form = "unrolled",
     index_bits: int = GOGETA_BITS,
     pointer_bits: int = GOGETA_BITS,
-    preconditioner: Literal["none", "jacobi"] = "none",
+    preconditioner: Literal["none", "jacobi", "symgs"] = "none",
+    levels: int = 0,
 ) -> Workload:
     """Conjugate gradients on n right-hand sides at once (block CG, O'Leary 1980).
 
     matrix: a name of MATRICES or a file (Matrix Market, .npz of SciPy); rows and nnz, if given, are
         used instead
     index_bits, pointer_bits: of its column indices and row pointers
-    preconditioner: jacobi divides residuals by the diagonal of A, whose inverse M comes from outside: line 4z
+    preconditioner: jacobi divides residuals by the diagonal of A, whose inverse M comes from outside (line
+        4z); symgs: a symmetric Gauss-Seidel sweep from zero, (D + U) Z = D Y with (D + L) Y = R, of the
+        triangles L and U and the diagonal D of A (HPCG, Dongarra and Heroux 2013: lines 4l, 4d, 4z)
+    levels: of symgs: sets of rows of a triangle, of which each needs those before (Anderson and Saad 1989);
+        0: counted in the file of the matrix, or known of the grid of ecology1
+
+    The triangles come from outside as matrices of their own, Low and Up with the diagonal each, as those of
+    incomplete factors do.
 
     Lines are numbered as by GOGETA (arXiv 2303.11499). inverse(D, G) is inv(D) G, n**3 operations. Lines 3, 4
     and 7 are two einsums each: a product, and, with a u after the number, the sum that updates X, R or P by
@@ -96,6 +107,15 @@ def cg(
         u = t + 1
         # the preconditioned residual, and how line 5 reads it beside the residual
         z, z_read = (f"R_{u}", f"R_{u}_again") if preconditioner == "none" else (f"Z_{u}", f"Z_{u}")
+        preconditioned = {
+            "none": [],
+            "jacobi": [("4z", f"Z_{u}[m,n] = M[m] * R_{u}[m,n]")],
+            "symgs": [
+                ("4l", f"Y_{u}[m,n] = lower_solve_levels{depth}(Low[m,k], R_{u}[k,n])"),
+                ("4d", f"DY_{u}[m,n] = D[m] * Y_{u}[m,n]"),
+                ("4z", f"Z_{u}[m,n] = upper_solve_levels{depth}(Up[m,k], DY_{u}[k,n])"),
+            ],
+        }[preconditioner]
         return [
             ("1", f"S_{t}[m,n] += A[m,k] * P_{t}[k,n]"),
             ("2a", f"D_{t}[j,n] += P_{t}[m,j] * S_{t}[m,n]"),
@@ -104,15 +124,21 @@ def cg(
             ("3u", f"X_{u}[m,n] = X_{t}[m,n] + PL_{t}[m,n]"),
             ("4", f"SL_{t}[m,n] += S_{t}[m,j] * L_{t}[j,n]"),
             ("4u", f"R_{u}[m,n] = sub(R_{t}[m,n], SL_{t}[m,n])"),
-            *([("4z", f"Z_{u}[m,n] = M[m] * R_{u}[m,n]")] if preconditioner == "jacobi" else []),
+            *preconditioned,
             ("5", f"G_{u}[j,n] += R_{u}[m,j] * {z_read}[m,n]"),
             ("6", f"F_{t}[j,n] = inverse(G_{t}[j,i], G_{u}[i,n])"),
             ("7", f"PF_{t}[m,n] += P_{t}[m,j] * F_{t}[j,n]"),
             ("7u", f"P_{u}[m,n] = {z}[m,n] + PF_{t}[m,n]"),
         ]
 
-    a = _system("cg", matrix, rows, nnz)
-    return _solver("cg", a, n, step, iterations, form, (index_bits, pointer_bits))
+    a, depth = system("cg", matrix, rows, nnz), 0
+    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
+    if preconditioner == "symgs":
+        low, up, depth = _triangles(a, matrix, levels)
+        sparse |= {t: matrix_operand(t, b, index_bits, pointer_bits) for t, b in (("Low", low), ("Up", up))}
+    elif levels:
+        raise WorkloadError(f"cg: levels = {levels} are of preconditioner=symgs; leave them out")
+    return loop_of("cg", a, n, step, iterations, form, sparse)
 
 
 def pipelined_cg(
@@ -150,8 +176,9 @@ def pipelined_cg(
             ("w", f"W_{u}[m,n] = sub_mul(W_{t}[m,n], a_{u}[n], Z_{u}[m,n])"),
         ]
 
-    a = _system("pipelined_cg", matrix, rows, nnz)
-    return _solver("pipelined_cg", a, n, step, iterations, form, (index_bits, pointer_bits))
+    a = system("pipelined_cg", matrix, rows, nnz)
+    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
+    return loop_of("pipelined_cg", a, n, step, iterations, form, sparse)
 
 
 def bicgstab(
@@ -191,8 +218,9 @@ def bicgstab(
             ("p", f"P_{u}[m,n] = add_mul(R_{u}[m,n], beta_{t}[n], P_{t}[m,n], back_{t}[n], V_{t}[m,n])"),
         ]
 
-    a = _system("bicgstab", matrix, rows, nnz)
-    return _solver("bicgstab", a, n, step, iterations, form, (index_bits, pointer_bits))
+    a = system("bicgstab", matrix, rows, nnz)
+    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
+    return loop_of("bicgstab", a, n, step, iterations, form, sparse)
 
 
 def gmres(
@@ -225,8 +253,9 @@ def gmres(
         ]
         return [*start, *(line for j in range(m) for line in _arnoldi(t, j, j == m - 1)), *_combination(t, m)]
 
-    a = _system("gmres", matrix, rows, nnz)
-    return _solver("gmres", a, n, cycle, iterations, form, (index_bits, pointer_bits))
+    a = system("gmres", matrix, rows, nnz)
+    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
+    return loop_of("gmres", a, n, cycle, iterations, form, sparse)
 
 
 def spmm_chain(
@@ -246,8 +275,9 @@ def spmm_chain(
     def step(t: int) -> list[Line]:
         return [("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")]
 
-    a = _system("spmm_chain", matrix, rows, nnz)
-    return _solver("spmm_chain", a, n, step, length, "unrolled", (index_bits, pointer_bits))
+    a = system("spmm_chain", matrix, rows, nnz)
+    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
+    return loop_of("spmm_chain", a, n, step, length, "unrolled", sparse)
 
 
 def sddmm(
@@ -327,11 +357,6 @@ def with_result(
     return {key: {**sparse.get(key, {}), **more.get(key, {})} for key in {**sparse, **more}}
 
 
-SOLVERS: dict[str, Callable[..., Workload]] = {
-    f.__name__: f for f in (cg, pipelined_cg, bicgstab, gmres, spmm_chain, sddmm, spgemm)
-}
-
-
 def _arnoldi(t: int, j: int, last: bool) -> Iterator[Line]:
     """Yields step j of a cycle: the next basis vector, column j of the rotated Hessenberg matrix (r), and the
     new rotation (c, s).
@@ -381,31 +406,60 @@ def _combination(t: int, m: int) -> Iterator[Line]:
         )
 
 
-def _solver(
+def loop_of(
     name: str,
     a: Matrix,
     n: int,
     step: Callable[[int], Sequence[Line]],
     iterations: int,
     form: Form,
-    widths: tuple[int, int],
+    sparse: Mapping[str, Mapping[str, Any]],
+    extents: Mapping[str, int] = MappingProxyType({}),
 ) -> Workload:
-    """Returns the workload of a solver. step: the einsums of one iteration; widths: bits of a column index
-    and of a row pointer of the matrix.
+    """Returns the workload of a solver on matrix a and n right-hand sides.
+
+    step: the einsums of an iteration; sparse: matrix -> arguments of `einsum`; extents: of ranks beside m, k,
+        n, j, i
     """
-    extents, steps = (
-        {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n},
-        1 if form == "periodic" else iterations,
-    )
-    sparse = csr("A", _density(name, a.rows, a.columns, a.nnz), *widths, a.tile_columns)
-    found = [
-        squeezed(einsum(text, extents, f"{t}.{line}", **(sparse if " A[" in text else {})))
-        for t in range(steps)
-        for line, text in step(t)
-    ]
+    known = {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n, **extents}
+    steps = 1 if form == "periodic" else iterations
+
+    def made(t: int, line: str, text: str) -> Einsum:
+        operand: Mapping[str, Any] = next(
+            (of for m, of in sparse.items() if re.search(rf"[ (]{m}\[", text)), {}
+        )
+        return squeezed(einsum(text, known, f"{t}.{line}", **operand))
+
+    found = [made(t, line, text) for t in range(steps) for line, text in step(t)]
     label = f"{name}:matrix={a.name},n={n}"
     repeats = (iterations,) * len(found) if iterations > steps else ()
     return Workload(label, in_order(label, found), repeats=repeats, loop_state=_loop_state(found, steps))
+
+
+def matrix_operand(tensor: str, a: Matrix, index_bits: int, pointer_bits: int) -> dict[str, Any]:
+    """Returns arguments of `einsum` for a matrix in CSR."""
+    return csr(tensor, a.nnz / (a.rows * a.columns), index_bits, pointer_bits, a.tile_columns)
+
+
+def _triangles(a: Matrix, source: str, levels: int) -> tuple[Matrix, Matrix, int]:
+    """Returns the lower and the upper triangle of a matrix, each with the whole diagonal, and the levels of
+    rows of the lower one. Where only its size is known, as many nonzeros are taken to lie in either.
+    """
+    if a.tile_columns:
+        p = read_pattern(source)
+        low, up = (triangle(p, lower) for lower in (True, False))
+        of = [Matrix(t.name, t.rows, t.columns, len(t.places), False, tile_columns(t)) for t in (low, up)]
+        return of[0], of[1], levels or level_count(low)
+    depth = levels or GRID_LEVELS.get(a.name, 0)
+    if not depth:
+        raise WorkloadError(
+            f"cg: preconditioner=symgs on {a.name}, of which only the size is known, needs levels, the sets "
+            "of rows that are solved one after another: give levels=, of a grid of x by y points x + y - 1"
+        )
+    if depth > a.rows:
+        raise WorkloadError(f"cg: levels = {depth} must not be above the {a.rows} rows")
+    half = Matrix(a.name, a.rows, a.columns, max(a.rows, (a.nnz + a.rows) // 2))
+    return half, half, depth
 
 
 def _loop_state(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str], ...]:
@@ -417,7 +471,7 @@ def _loop_state(einsums: Sequence[Einsum], steps: int) -> tuple[tuple[str, str],
     return tuple((after, before) for after, before in pairs if before in read)
 
 
-def _system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
+def system(name: str, matrix: str, rows: int, nnz: int) -> Matrix:
     """Returns a square real matrix by name, file, or size."""
     found = _matrix(name, matrix, rows, nnz)
     _check_square(name, found, matrix)

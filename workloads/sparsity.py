@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isqrt
 from typing import NamedTuple
 
@@ -113,6 +114,26 @@ def product_counts(p: Pattern, transposed: bool = False) -> tuple[int, int]:
         nonzeros += (a[at:end] @ b).nnz
         at = end
     return int(per_nonzero.sum()), nonzeros
+
+
+def triangle(p: Pattern, lower: bool) -> Pattern:
+    """Returns the lower or the upper triangle of a square matrix, with all of the diagonal."""
+    row, column = np.divmod(p.places, p.columns)
+    diagonal = np.arange(p.rows) * (p.columns + 1)
+    places = np.union1d(p.places[row > column if lower else row < column], diagonal)
+    return replace(p, places=places)
+
+
+def level_count(p: Pattern) -> int:
+    """Returns the levels of a lower triangle: the most rows of which each needs the one before. Rows of one
+    level need none of each other, so a solve has as many steps at least (Anderson and Saad 1989).
+    """
+    level = [1] * p.rows
+    # places ascend, so the level of every earlier row is known
+    for row, column in zip(*(x.tolist() for x in np.divmod(p.places, p.columns)), strict=True):
+        if column < row and level[column] >= level[row]:
+            level[row] = level[column] + 1
+    return max(level)
 
 
 def nonempty_tiles(p: Pattern, tile_rows: int, tile_columns: int) -> int:

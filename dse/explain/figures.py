@@ -339,6 +339,7 @@ class LevelUse(NamedTuple):
     level: str
     used_bytes: tuple[float, ...]  # in each step
     capacity_bytes: float | None
+    which: str = "one"  # instance: one, or all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +398,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         tuple(float(i + 1) for i in range(end_step - first_step)),
         "",
         rows,
-        (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes),),
+        (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes, "all"),),
         tuple(arch.components()),
     )
 

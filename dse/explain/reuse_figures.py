@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dse.explain.values import CONFIGURATIONS, configuration_words
 from dse.sim.einsum.evaluate import ProgressFn, no_progress
+from dse.solve.gogeta.accesses import Access, Phase, one_by_one
 from dse.solve.gogeta.loop_orders import LoopOrders, best_orders
 from dse.solve.gogeta.operations import graph
-from dse.solve.gogeta.traffic import TrafficReport, traffic_of
+from dse.solve.gogeta.optimum import EDGE_PERIODS
+from dse.solve.gogeta.traffic import CountingRule, TrafficReport, traffic_of
 from hw.arch import Arch
 from workloads.graph import Workload
 
@@ -47,6 +51,58 @@ def traffic_over_capacity(
         tuple(n * word_bytes for n in words),
         {name: tuple(moved) for name, moved in found.items()},
         report.capacity_words * word_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTraffic:
+    """Main-memory traffic of each tensor, of a loop in one of its middle iterations, in bytes."""
+
+    title: str
+    rows: tuple[tuple[str, float, float], ...]  # tensor, SEQ-Flex, Optimal; most of SEQ-Flex first
+
+
+def traffic_per_tensor(arch: Arch, workload: Workload, report: TrafficReport) -> TensorTraffic:
+    """Returns what each tensor moves if nothing is retained, and in the optimum. Reads that find words on
+    chip move the rest; of a result that is read again and is no output the words are written that some read
+    does not find there.
+    """
+    few = 2 * EDGE_PERIODS + 2
+    loops = max(workload.repeats, default=1) if workload.loop_state else 1
+    op_graph = graph(workload, min(loops, few))
+    period = min(EDGE_PERIODS, loops - 1) if loops >= few else 0
+    counting = CountingRule(report.published)
+
+    def accesses(order: Sequence[Phase]) -> Sequence[Access]:
+        listed = counting.to_access_list(op_graph, order, arch.word_bits)
+        per = listed.accesses_per_period
+        return listed.accesses[period * per : (period + 1) * per] if loops >= few else listed.accesses
+
+    listed = counting.to_access_list(op_graph, report.order, arch.word_bits)
+    found_on_chip, least = defaultdict[str, float](float), dict[str, float]()
+    for span in report.optimal.spans:
+        name = span.tensor.partition("@")[0]
+        found_on_chip[name] += span.words
+        least[name] = min(span.words, least.get(name, span.words))
+    alone, moved = Counter[str](), defaultdict[str, float](float)
+    sizes = op_graph.words(arch.word_bits)
+    for a in accesses(one_by_one(op_graph)):
+        for t in (*a.read, *a.written):
+            alone[t.partition("@")[0]] += sizes[t]
+    for a in accesses(report.order):
+        for t in a.read:
+            moved[t.partition("@")[0]] += sizes[t]
+        for t in a.written:
+            name = t.partition("@")[0]
+            kept = 0 if t in listed.outputs else least.get(name, 0)
+            moved[name] += sizes[t] - kept
+    word_bytes = arch.word_bits / 8
+    return TensorTraffic(
+        f"{workload.name} on {arch.name}: main-memory traffic per tensor{', one iteration' * (loops > 1)}",
+        tuple(
+            (name, words * word_bytes, (moved[name] - found_on_chip[name]) * word_bytes)
+            for name, words in alone.most_common()
+        ),
     )
 
 

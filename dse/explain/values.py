@@ -1212,6 +1212,25 @@ def phase_text(report: TrafficReport, phase: Phase) -> str:
     return " -> ".join(" | ".join(stage) for stage in names)
 
 
+def triangular_solves(arch: Arch, operations: Sequence[Einsum]) -> str:
+    """Returns what the levels of triangular solves leave of the MAC units, "" if there are none.
+
+    Levels run one after the other, each at least a cycle, so p operations in d of them keep at most p / d
+    units busy in the mean, however wide each level is.
+    """
+    solves = [e for e in operations if e.levels() > 1]
+    if not solves:
+        return ""
+    units, depth = arch.instances(len(arch.levels)), max(e.levels() for e in solves)
+    busy = min(
+        min(1.0, e.points() * prod(p.density for p in e.inputs) / (e.levels() * units)) for e in solves
+    )
+    return (
+        f"{len(solves)} of {len(operations)} operations, {depth} levels of rows, one "
+        f"after another: at most {100 * busy:.3g} % of {units} MAC units busy there; no latency counts this"
+    )
+
+
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
@@ -1224,9 +1243,11 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
         "buffer": f"{level.name}, {report.capacity_words} words of {arch.word_bits} bits{_slices(arch)}",
         "Optimal": _optimal_claim(report),
         "one word more of buffer saves": f"{best.saved_per_word:.4g} words",
-        "gap of GOGETA in its best order": f"{100 * report.gap():.3g} %",
+        "GOGETA in its best order": units.quantity("bytes", report.best_policy.words() * word_bytes),
         "edges": ", ".join(f"{n} {pattern}" for pattern, n in patterns.most_common()) or "none",
     }
+    if solves := triangular_solves(arch, report.operations[:operation_count]):
+        facts["triangular solves"] = solves
     if report.overfull_operations:
         unknown = UNKNOWN_NOTE.format(report.rereads.unknown) if report.rereads.unknown else ""
         facts["operations"] = (

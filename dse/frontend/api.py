@@ -20,7 +20,7 @@ from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, to_text
 from dse.run import deadline
 from dse.sim.directives import directed
-from dse.sim.einsum.evaluate import Problem, ProgressFn, no_progress
+from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
 from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
@@ -351,6 +351,7 @@ class Residency:
     arch: Arch
     workload: Workload
     reuse: TrafficReport
+    options: SolverOptions = SolverOptions()
 
     @property
     def configurations(self) -> Answer:
@@ -362,7 +363,8 @@ class Residency:
         """Returns a picture.
 
         kind: residency: which tensor is retained when, in the optimum; traffic-over-capacity: main-memory
-            traffic of each configuration over the capacity on chip; graph: operations and what they pass on
+            traffic of each configuration over the capacity on chip; traffic-per-tensor: in the optimum and
+            with nothing retained; graph: operations and what they pass on
         """
         from dse.frontend import pictures
 
@@ -415,6 +417,27 @@ class Residency:
         rows = [[dict(zip(t.header, row, strict=True)) for row in t.rows] for t in listed]
         return {**facts, "loop_orders": rows[0], "edges": rows[1]}
 
+    def schedules(self) -> dict[str, Any]:
+        """Returns words of main memory of GOGETA's configurations and of the optimum as lists and as
+        schedules, as `dse residency --schedules --format json` prints them. Takes as long as their mappings.
+        """
+        facts, listed = self.ranking()
+        return {
+            **facts,
+            "schedules": [dict(zip(listed[0].header, row, strict=True)) for row in listed[0].rows],
+        }
+
+    def ranking(self) -> tuple[dict[str, Any], list[explain.Table]]:
+        """Returns facts and the table of `schedules`."""
+        from dse.explain.ranking import SCHEDULES, Configuration, ranking_table
+
+        solved: dict[Configuration, Solution | Infeasible] = {}
+        for name in SCHEDULES:
+            options = replace(self.options, schedule=name, factors="perfect")
+            found = solve.solve(self.arch, self.workload, options)
+            solved[name] = found if isinstance(found, Infeasible) else found[0]
+        return ranking_table(self.arch, solved)
+
     def text(self, width: int = tables.WIDE) -> str:
         """Returns what `dse residency` prints."""
         return screens.residency(self.arch, self.workload, self.reuse, width)
@@ -463,7 +486,7 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     if found.overfull_operations:
         with_rereads_counted = with_rereads(found, loaded, chip_of(arch))
         found = replace(with_rereads_counted, schedule_words=_schedule_words(arch, loaded, options))
-    return Residency(arch, loaded, found)
+    return Residency(arch, loaded, found, options)
 
 
 def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:

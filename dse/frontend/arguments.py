@@ -398,11 +398,17 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         action="store_true",
         help="loop orders with which operations pipeline, and swizzled tensors (GOGETA, Algorithm 3)",
     )
+    residency.add_argument(
+        "--schedules",
+        action="store_true",
+        help="the configurations as schedules beside these lists, and the cause of each difference (takes as "
+        "long as their mappings; of loops form=unrolled)",
+    )
     plot = add("plot", "a picture as PNG, SVG or PDF", forms=())
     plot.usage = (
         "dse plot RUN {front,breakdown,roofline,sensitivity,progress} [-o FILE]\n"
         "       dse plot WORKLOAD MACHINE {nest,mapping,roofline,breakdown,ski-slope,residency,layout,\n"
-        "                 traffic-over-capacity,graph} [-o FILE]"
+        "                 traffic-over-capacity,traffic-per-tensor,graph} [-o FILE]"
     )
     plot.add_argument(
         "words",

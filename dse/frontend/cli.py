@@ -902,7 +902,9 @@ def _residency(args: argparse.Namespace) -> int:
     )
     _warn(found.workload)
     if args.format == "json":
-        tables.print_json(found.document() | ({"orders": found.orders()} if args.orders else {}))
+        asked = {"orders": found.orders} if args.orders else {}
+        asked |= {"as_schedules": found.schedules} if args.schedules else {}
+        tables.print_json(found.document() | {name: answer() for name, answer in asked.items()})
         return 0
     width = tables.terminal_width()
     print(found.text(width), end="")
@@ -910,6 +912,11 @@ def _residency(args: argparse.Namespace) -> int:
         from dse.frontend import screens
 
         print("\n" + screens.loop_orders(found.arch, found.workload, found.reuse, width), end="")
+    if args.schedules:
+        from dse.frontend import screens
+
+        facts, listed = progress.run_with_progress("schedules", lambda _: found.ranking())
+        print("\n" + screens.ranking(facts, listed, width), end="")
     return 0
 
 

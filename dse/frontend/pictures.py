@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.traffic import TrafficReport
 
 OF_RUN = ("front", "breakdown", "roofline", "sensitivity", "progress")
-OF_REUSE = ("residency", "traffic-over-capacity", "graph")
+OF_REUSE = ("residency", "traffic-over-capacity", "traffic-per-tensor", "graph")
 BREAKDOWN_LEGEND = "energy by component (static: leakage, background), latency by bottleneck"
 OF_MAPPED = ("nest", "mapping", "roofline", "breakdown", "ski-slope", "residency")
 CLOCK_S = 10.0  # seconds by which clocks of a file system and of a run may differ
@@ -422,6 +422,8 @@ def of_residency(
 
     if kind == "graph":
         return reuse_plots.operation_graph(reuse_figures.operation_graph(workload, found))
+    if kind == "traffic-per-tensor":
+        return reuse_plots.traffic_per_tensor(reuse_figures.traffic_per_tensor(arch, workload, found))
     curves = reuse_figures.traffic_over_capacity(arch, workload, found, progress)
     return reuse_plots.traffic_over_capacity(curves)
 

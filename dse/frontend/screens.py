@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dse.explain import units
 from dse.explain import values as explain
@@ -94,6 +95,11 @@ def loop_orders(arch: Arch, workload: Workload, found: TrafficReport, width: int
         *(block(one, width) for one in tables if one.rows),
     ]
     return "\n".join(blocks)
+
+
+def ranking(known_facts: dict[str, Any], listed: list[explain.Table], width: int = WIDE) -> str:
+    """Returns lists and schedules, and how they rank."""
+    return "\n".join([facts(known_facts, "as schedules", width), *(block(one, width) for one in listed)])
 
 
 def block(one: explain.Table, width: int) -> str:

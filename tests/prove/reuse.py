@@ -36,8 +36,8 @@ from tests.test_chains import TIGHT
 from tests.test_emitted import FLAT, SLICES, listed_and_moved, random_network
 from tests.test_rereads import below_every_blocking
 from tests.test_retention import differs, loop_differs, order_differs
-from workloads import hpc
 from workloads.matrix import MATRICES
+from workloads.solvers import SOLVERS
 
 CLOSE = 1e-6
 
@@ -83,7 +83,7 @@ def of_loops(seed: int) -> tuple[str, int, int]:
 def solver(name: str, matrix: str, n: int, mib: int) -> tuple[str, TrafficReport]:
     form = {} if name == "gmres" else {"form": "periodic", "iterations": 10}
     return name, traffic_of(
-        hpc.SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=CountingRule(as_published=True)
+        SOLVERS[name](matrix=matrix, n=n, **form), mib * 2**18, count=CountingRule(as_published=True)
     )
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from dse.mapping.nest import Infeasible, Loop, Store, role
 from dse.mapping.nest import Mapping as Nest
@@ -39,6 +40,7 @@ Phase = Sequence[Operation]
 # by (einsum, tensor): machine words that move from and to the outermost level
 MovedWords = Mapping[tuple[str, str], float]
 MAX_FORWARDED_SHARE = 0.5  # maximum share of a segment's bits for forwarded tiles
+MAX_TILES = 6  # of a shared loop that are compared
 MAX_HELD_SHARE = 0.75  # maximum share of a segment's bits for forwarded tiles and tensors held whole together
 
 
@@ -83,24 +85,49 @@ def segments(
         for part in _connected_parts(phase, by_name)
         for run in _joined_runs(arch, workload, part, bits)
     )
-    for names in (names for run in runs for names in _loop_groups(arch, workload, run, bits, nests)):
-        fused = _fused_segment(arch, workload, names, bits, nests)
-        found += [fused] if fused else []
-        for name in () if fused else names:
-            nest = nests(_with_capacity(arch, bits), by_name[name])
-            if isinstance(nest, Infeasible):
-                return nest
-            found.append(Segment((Branch(name, nest),)))
+    for run in runs:
+        parts = _segments_of_run(arch, workload, run, bits, nests)
+        if isinstance(parts, Infeasible):
+            return parts
+        found += parts
     return found
 
 
-def _loop_groups(arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests) -> Sequence[Operation]:
-    """Returns all einsums of a run as one group if their segment fits, else one group per operation."""
-    return (
-        [_einsum_names(run)]
-        if len(run) < 2 or _fused_segment(arch, workload, _einsum_names(run), bits, nests)
-        else run
+def _segments_of_run(
+    arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests
+) -> list[Segment] | Infeasible:
+    """Returns the segments of operations that may share a loop: one of all of them, unless they move fewer
+    words one by one, or none fits; then one or several of each operation.
+    """
+    fused = _fused_segment(arch, workload, _einsum_names(run), bits, nests)
+    single: list[Segment] = []
+    if fused and len(run) == 1:  # an operation alone: a product and its sum
+        return [fused]
+    for names in run:
+        own = _fused_segment(arch, workload, names, bits, nests)
+        if own:
+            single.append(own)
+            continue
+        for e in _einsums_named(workload, names):
+            nest = nests(_with_capacity(arch, bits), e)
+            if isinstance(nest, Infeasible):
+                return [fused] if fused else nest
+            single.append(Segment((Branch(e.name, nest),)))
+    is_worse = fused and _words_of(arch, workload, [fused]) > _words_of(arch, workload, single)
+    return [fused] if fused and not is_worse else single
+
+
+def _words_of(arch: Arch, workload: Workload, parts: Sequence[Segment]) -> float:
+    """Returns the main-memory words of segments, if nothing is retained between them."""
+    return sum(
+        sum(moved_words(arch, _of_segment(workload, segment), Schedule((segment,))).values())
+        for segment in parts
     )
+
+
+def _of_segment(workload: Workload, segment: Segment) -> Workload:
+    names = {b.einsum for b in segment.branches}
+    return replace(workload, einsums=tuple(e for e in workload.einsums if e.name in names), repeats=())
 
 
 def _einsum_names(part: Phase) -> list[str]:
@@ -109,12 +136,20 @@ def _einsum_names(part: Phase) -> list[str]:
 
 def _joined_runs(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
     """Returns operations in their order, grouped into runs: an operation joins the run before it if they can
-    share one loop.
+    share one loop, or else its products do so without the sum that reads them.
     """
     found: list[list[Operation]] = []
+
+    def joins(names: Operation) -> bool:
+        run = [*_einsum_names(found[-1]), *names] if found else []
+        return any(_best_loop(arch, workload, run, bits, inside) for inside in (False, True)[: bool(run) * 2])
+
     for names in part:
-        if found and _best_loop(arch, workload, [*_einsum_names(found[-1]), *names], bits):
+        if joins(names):
             found[-1].append(names)
+        elif len(names) > 1 and joins(names[:-1]):
+            found[-1].append(names[:-1])
+            found.append([names[-1:]])
         else:
             found.append([names])
     return list(found)
@@ -147,15 +182,19 @@ def _connected_parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[O
 
 @dataclass(frozen=True, slots=True)
 class _SharedLoop:
-    """A loop that einsums share."""
+    """A loop that einsums share, below one that is unrolled, over the same rank or another one."""
 
     rank_of: Mapping[str, str]  # name of the einsum -> its rank of the loop
-    dim: str  # fan-out dimension over which the loop is unrolled; "": none
-    pe_extent: int  # extent of the loop on one PE along `dim`
+    dim: str  # fan-out dimension over which the outer loop is unrolled; "": none
+    unrolled_of: Mapping[str, str]  # name of the einsum -> its rank of that loop
+    pe_extent: int  # extent of the unrolled rank on one PE along `dim`
+    extent: int  # of the rank of the loop on one PE
     tile: int  # indices of one trip
     # tensors that one of the einsums makes and another reads, or that several read in step from outside
     forwarded: tuple[str, ...]
     held_whole: tuple[str, ...]  # tensors without the rank that are held over all trips
+    # (einsum, operand that all PEs of the unrolled loop read, which stands whole in the level of each)
+    resident: frozenset[tuple[str, str]]
     bits: int  # of forwarded tiles and held tensors
     # main-memory words of all einsums; tensors without the rank move once per trip, unless they are held
     words: float
@@ -164,34 +203,44 @@ class _SharedLoop:
 def _fused_segment(
     arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests
 ) -> Segment | None:
-    """Returns the segment of einsums below one shared loop; None: they share no loop, or it does not fit."""
-    einsums, shared_loop = _einsums_named(workload, names), _best_loop(arch, workload, names, bits)
-    segment = _segment(arch, workload, einsums, shared_loop, bits, nests) if shared_loop else None
-    if segment is None:
-        return None
-    subworkload, schedule = replace(workload, einsums=tuple(einsums), repeats=()), Schedule((segment,))
-    if faults(arch, subworkload, schedule):
-        return None
-    return None if isinstance(graph.evaluate(arch, subworkload, schedule), Infeasible) else segment
+    """Returns the segment of einsums below one shared loop that moves fewer words: where each einsum reads
+    what all PEs of the unrolled loop need from main memory, or where that stands in the level of each of
+    them. None: they share no loop, or it does not fit.
+    """
+    einsums, found = _einsums_named(workload, names), list[Segment]()
+    for stands_inside in (False, True):
+        shared_loop = _best_loop(arch, workload, names, bits, stands_inside)
+        segment = _segment(arch, workload, einsums, shared_loop, bits, nests) if shared_loop else None
+        if segment is None or (stands_inside and shared_loop and not shared_loop.resident):
+            continue
+        subworkload, schedule = _of_segment(workload, segment), Schedule((segment,))
+        if not faults(arch, subworkload, schedule) and not isinstance(
+            graph.evaluate(arch, subworkload, schedule), Infeasible
+        ):
+            found.append(segment)
+    return min(found, key=lambda one: _words_of(arch, workload, [one]), default=None)
 
 
 def _einsums_named(workload: Workload, names: Sequence[str]) -> list[Einsum]:
     return [e for e in workload.einsums if e.name in names]
 
 
-def _best_loop(arch: Arch, workload: Workload, names: Sequence[str], bits: int) -> _SharedLoop | None:
+def _best_loop(
+    arch: Arch, workload: Workload, names: Sequence[str], bits: int, stands_inside: bool = False
+) -> _SharedLoop | None:
     """Returns the loop that einsums can share with the least traffic; None: there is none, or it moves more
-    words than the einsums one by one.
+    words than the einsums one by one. stands_inside: operands that all PEs need stand in the level.
     """
     einsums = _einsums_named(workload, names)
     if len(einsums) < 2 or max(n for e, n in workload.runs() if e.name in names) > 1:
         return None
+    classes = _loop_ranks(einsums)
     found = [
         shared_loop
-        for rank_of in _loop_ranks(einsums)
-        if (shared_loop := _loop_over(arch, einsums, rank_of, bits))
+        for rank_of, unrolled_of in product(classes, classes)
+        if (shared_loop := _loop_over(arch, einsums, rank_of, unrolled_of, bits, stands_inside))
     ]
-    best = min(found, key=lambda shared_loop: (shared_loop.words, shared_loop.bits), default=None)
+    best = min(found, key=lambda one: (one.words, one.unrolled_of != one.rank_of, one.bits), default=None)
     return (
         best
         if best and best.words <= sum(_tensor_words(p, arch) for e in einsums for p in e.tensors())
@@ -252,15 +301,28 @@ def _ranks_through(
 
 
 def _loop_over(
-    arch: Arch, einsums: Sequence[Einsum], rank_of: Mapping[str, str], bits: int
+    arch: Arch,
+    einsums: Sequence[Einsum],
+    rank_of: Mapping[str, str],
+    unrolled_of: Mapping[str, str],
+    bits: int,
+    stands_inside: bool,
 ) -> _SharedLoop | None:
-    """Returns the shared loop over ranks `rank_of` with the largest tile that fits, and its traffic; None: no
-    tile fits, or a forwarded tensor lacks the rank.
+    """Returns the shared loop over ranks `rank_of`, below one over ranks `unrolled_of` on the PEs outside of
+    the level, with the largest tile that fits, and its traffic; None: no tile fits, a forwarded tensor lacks
+    a rank, or there are no PEs for another rank. stands_inside: as in `_best_loop`.
     """
+    dim, pes = max(
+        ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
+        key=lambda pair: pair[1],
+        default=("", 1),
+    )
+    if unrolled_of != rank_of and pes < 2:
+        return None
     made = _forwarded(einsums)
-    forwarded = [*made, *_read_in_step(einsums, rank_of, made)]
+    forwarded = [*made, *_read_in_step(einsums, (rank_of, unrolled_of), made)]
     if any(
-        rank_of[e.name] not in p.full_ranks()
+        not {rank_of[e.name], unrolled_of[e.name]} <= p.full_ranks()
         for e in einsums
         for p in e.tensors()
         if base_tensor(p.tensor, forwarded) in forwarded
@@ -268,60 +330,98 @@ def _loop_over(
         return None
     # the einsum that makes or first reads each tensor
     first = {p.tensor: e for e in reversed(einsums) for p in e.inputs} | {e.output.tensor: e for e in einsums}
-    extent, buffers = einsums[0].sizes()[rank_of[einsums[0].name]], 2 if arch.levels[1].double_buffer else 1
-    dim, pes = max(
-        ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
-        key=lambda pair: pair[1],
-        default=("", 1),
-    )
-    pe_extent = tile = -(-extent // pes)
+    buffers, name = 2 if arch.levels[1].double_buffer else 1, einsums[0].name
+    pe_extent = -(-einsums[0].sizes()[unrolled_of[name]] // pes)
+    extent = tile = pe_extent if unrolled_of == rank_of else einsums[0].sizes()[rank_of[name]]
+
+    def sizes_on_pe(e: Einsum) -> dict[str, int]:
+        return e.sizes() | {unrolled_of[e.name]: pe_extent}
 
     def forwarded_bits(tile: int) -> int:
         rows = [
-            tile_bits(p, first[t].sizes() | {rank_of[first[t].name]: tile}, arch.word_bits)
+            tile_bits(p, sizes_on_pe(first[t]) | {rank_of[first[t].name]: tile}, arch.word_bits)
             for t in forwarded
             for p in first[t].tensors()
             if p.tensor == t
         ]
         return buffers * sum(rows)
 
-    # powers of two, which spread evenly over PEs
-    while forwarded_bits(tile) > MAX_FORWARDED_SHARE * bits and tile > 1:
-        tile = 1 << (tile - 1).bit_length() - 1
-    used_bits, trips, held_whole, words = forwarded_bits(tile), -(-pe_extent // tile), [], 0.0
-    if used_bits > MAX_FORWARDED_SHARE * bits:
-        return None
+    # what all PEs of the unrolled loop read; what the loop does not cut is held below, if it fits
+    resident = [
+        (e, p)
+        for e in (einsums if stands_inside and pes > 1 else ())
+        for p in e.inputs
+        if unrolled_of[e.name] not in p.ranks() and base_tensor(p.tensor, forwarded) not in forwarded
+    ]
+
+    def resident_bits(tile: int) -> int:
+        return buffers * sum(
+            tile_bits(p, e.sizes() | {rank_of[e.name]: tile}, arch.word_bits) for e, p in resident
+        )
+
+    def fits(tile: int) -> bool:
+        own = forwarded_bits(tile)
+        return own <= MAX_FORWARDED_SHARE * bits and own + resident_bits(tile) <= MAX_HELD_SHARE * bits
+
     users = defaultdict(list)
     for e in einsums:
         for p in e.tensors():
             users[base_tensor(p.tensor, forwarded)].append((e, p))
-    for tensor, uses in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
-        if tensor in forwarded:
-            words += _tensor_words(uses[0][1], arch) if tensor not in made else 0
-            continue
-        size = buffers * uses[0][1].stored_bits(arch.word_bits)
-        may_hold = trips > 1 and len(uses) == 1 and rank_of[uses[0][0].name] not in uses[0][1].ranks()
-        if may_hold and used_bits + size <= MAX_HELD_SHARE * bits:
-            held_whole.append(tensor)
-            used_bits += size
-        for e, p in uses:
-            reads = trips if rank_of[e.name] not in p.ranks() and tensor not in held_whole else 1
-            words += _tensor_words(p, arch) * (2 * reads - 1 if p is e.output else reads)
-    return _SharedLoop(
-        rank_of,
-        dim if pes > 1 else "",
-        pe_extent,
-        tile,
-        tuple(forwarded),
-        tuple(held_whole),
-        used_bits,
-        words,
-    )
+
+    def with_tile(tile: int) -> _SharedLoop:
+        used_bits, trips = forwarded_bits(tile) + resident_bits(tile), -(-extent // tile)
+        held_whole, words = list[str](), 0.0
+        for tensor, uses in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
+            if tensor in forwarded:
+                words += _tensor_words(uses[0][1], arch) if tensor not in made else 0
+                continue
+            first_user, p = uses[0]
+            is_cut = unrolled_of[first_user.name] in p.ranks()
+            size = buffers * (
+                tile_bits(p, sizes_on_pe(first_user), arch.word_bits)
+                if is_cut
+                else p.stored_bits(arch.word_bits)
+            )
+            may_hold = trips > 1 and len(uses) == 1 and rank_of[first_user.name] not in p.ranks()
+            if may_hold and (first_user, p) in resident:
+                used_bits -= size
+            if may_hold and used_bits + size <= MAX_HELD_SHARE * bits:
+                held_whole.append(tensor)
+                used_bits += size
+            for e, p in uses:
+                reads = trips if rank_of[e.name] not in p.ranks() and tensor not in held_whole else 1
+                words += _tensor_words(p, arch) * (2 * reads - 1 if p is e.output else reads)
+        return _SharedLoop(
+            rank_of,
+            dim if pes > 1 else "",
+            unrolled_of,
+            pe_extent,
+            extent,
+            tile,
+            tuple(forwarded),
+            tuple(held_whole),
+            frozenset((e.name, p.tensor) for e, p in resident if p.tensor not in held_whole),
+            used_bits,
+            words,
+        )
+
+    # powers of two, which spread evenly over PEs
+    while not fits(tile) and tile > 1:
+        tile = 1 << (tile - 1).bit_length() - 1
+    if not fits(tile):
+        return None
+    found = [with_tile(tile)]
+    while resident and tile > 1 and len(found) < MAX_TILES:  # smaller ones may leave space to hold others
+        tile = 1 << (tile - 1).bit_length() - 1
+        found.append(with_tile(tile))
+    return min(found, key=lambda one: one.words)
 
 
-def _read_in_step(einsums: Sequence[Einsum], rank_of: Mapping[str, str], made: Sequence[str]) -> list[str]:
+def _read_in_step(
+    einsums: Sequence[Einsum], loops: Sequence[Mapping[str, str]], made: Sequence[str]
+) -> list[str]:
     """Returns the dense tensors from outside of which several einsums read the same part in each trip of the
-    loop over `rank_of`, in the order of the einsums.
+    loops, in the order of the einsums. loops: of each, name of the einsum -> its rank.
     """
     reads: dict[str, list[tuple[Einsum, Projection]]] = defaultdict(list)
     for e in einsums:
@@ -330,8 +430,12 @@ def _read_in_step(einsums: Sequence[Einsum], rank_of: Mapping[str, str], made: S
     again = {base_tensor(t, reads) for t in reads if base_tensor(t, reads) != t}
     found = []
     for tensor, uses in reads.items():
-        positions = {tuple(rank_of[e.name] in d.ranks() for d in p.dims) for e, p in uses}
-        is_whole = all(rank_of[e.name] in p.full_ranks() and p.format == "dense" for e, p in uses)
+        positions = {
+            tuple(rank_of[e.name] in d.ranks() for d in p.dims for rank_of in loops) for e, p in uses
+        }
+        is_whole = all(
+            {rank_of[e.name] for rank_of in loops} <= p.full_ranks() and p.format == "dense" for e, p in uses
+        )
         own = (
             base_tensor(tensor, made) in made
             or tensor in again
@@ -367,13 +471,13 @@ def _segment(
         t
         for e in einsums
         for p in e.tensors()
-        if (t := base_tensor(p.tensor, shared_loop.forwarded)) not in shared_loop.forwarded or t in read_later
+        if (t := base_tensor(p.tensor, shared_loop.forwarded)) not in _forwarded(einsums) or t in read_later
     )
-    rank = shared_loop.rank_of[einsums[0].name]
+    rank, unrolled = (of[einsums[0].name] for of in (shared_loop.rank_of, shared_loop.unrolled_of))
     nodes: list[Loop | Store] = [Store(outer, t) for t in outer_tensors]
-    nodes += [Loop(rank, shared_loop.pe_extent, shared_loop.dim)] if shared_loop.dim else []
+    nodes += [Loop(unrolled, shared_loop.pe_extent, shared_loop.dim)] if shared_loop.dim else []
     nodes += [Store(retention_level, t) for t in shared_loop.held_whole]
-    nodes += [Loop(rank, shared_loop.tile)] if shared_loop.tile < shared_loop.pe_extent else []
+    nodes += [Loop(rank, shared_loop.tile)] if shared_loop.tile < shared_loop.extent else []
     nodes += [Store(retention_level, t) for t in shared_loop.forwarded]
     inner_arch = _with_capacity(arch, bits - shared_loop.bits)
     inner_arch = (
@@ -383,15 +487,12 @@ def _segment(
     )
     shared_tensors, branches = {*shared_loop.held_whole, *shared_loop.forwarded}, []
     for e in einsums:
-        own_rank = shared_loop.rank_of[e.name]
-        nest = nests(
-            inner_arch,
-            replace(
-                e, extents=tuple((r, min(n, shared_loop.tile) if r == own_rank else n) for r, n in e.extents)
-            ),
-        )
+        own = {rank: shared_loop.rank_of[e.name], unrolled: shared_loop.unrolled_of[e.name]}
+        part = {own[unrolled]: shared_loop.pe_extent, own[rank]: shared_loop.tile}
+        nest = nests(inner_arch, replace(e, extents=tuple((r, min(n, part.get(r, n))) for r, n in e.extents)))
         if isinstance(nest, Infeasible) or nest.non_nest_text:
             return None
+        resident = [p.tensor for p in e.inputs if (e.name, p.tensor) in shared_loop.resident]
         inner_nodes = tuple(
             n
             for n in nest.nodes
@@ -401,12 +502,17 @@ def _segment(
                     n.level == outer
                     or (
                         n.level == retention_level
-                        and base_tensor(n.tensor, shared_loop.forwarded) in shared_tensors
+                        and (
+                            n.tensor in resident
+                            or base_tensor(n.tensor, shared_loop.forwarded) in shared_tensors
+                        )
                     )
                 )
             )
         )
-        branches.append(Branch(e.name, Nest(inner_nodes), ((rank, own_rank),) if own_rank != rank else ()))
+        inner_nodes = (*(Store(retention_level, t) for t in resident), *inner_nodes)
+        names_of = tuple((r, mine) for r, mine in own.items() if mine != r)
+        branches.append(Branch(e.name, Nest(inner_nodes), names_of))
     return Segment(tuple(branches), tuple(nodes))
 
 

@@ -178,17 +178,26 @@ CAUSES = {
 }
 
 
-def _difference_text(memory: Memory) -> str:
-    """Returns the part of a certificate that compares the words that move with those of the list of phases,
-    and names the main cause of the difference; "" if it is below 1 %.
+def main_cause(memory: Memory) -> str:
+    """Returns the key of CAUSES that says most of why a schedule moves other words than its list of phases;
+    "" if they differ by less than 1 %.
     """
     excess_words = memory.moved_words - memory.listed_words
     if abs(excess_words) < 0.01 * max(memory.listed_words, 1.0):
         return ""
-    cause = max(CAUSES, key=lambda name: getattr(memory, name) * (1 if excess_words > 0 else -1))
+    return max(CAUSES, key=lambda name: getattr(memory, name) * (1 if excess_words > 0 else -1))
+
+
+def _difference_text(memory: Memory) -> str:
+    """Returns the part of a certificate that compares the words that move with those of the list of phases,
+    and names the main cause of the difference; "" if there is none.
+    """
+    cause = main_cause(memory)
     return (
         f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: "
         f"{CAUSES[cause]}"
+        if cause
+        else ""
     )
 
 
