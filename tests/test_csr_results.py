@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import dse
 from dse.frontend import api
 from dse.mapper.baselines.exhaustive import mapspace_size
+from dse.mapper.exact.search import search
 from dse.mapping.nest import Loop, Mapping, Store, parse
 from dse.sim.counts.counts import count
 from dse.sim.einsum import bounds
@@ -68,6 +69,15 @@ def small(seed: int, most: int = 4000) -> Problem:
 @given(st.integers(0, 2**32))
 def test_answers_are_those_of_an_enumeration(seed: int) -> None:
     assert [line for one in answers(seed, "csr results", small(seed)) for line in one.wrong] == []
+
+
+@pytest.mark.parametrize("seed", range(amount(400, 10)))
+def test_the_search_counts_what_the_evaluator_counts(seed: int) -> None:
+    problem = replace(small(seed, 100_000), objective="energy")
+    found = search(problem, "imperfect_spatial")
+    if found.mapping:
+        cost = einsum_cost(problem, found.mapping)
+        assert found.lower_bound == pytest.approx(cost.energy_pj, rel=1e-9)
 
 
 # Drawn matrices: shifted through all of their places, so that the mean over all shifts is the expected count
