@@ -361,7 +361,12 @@ def test_a_study_varies_computes_and_says_which_one_runs_what(tmp_path: Path) ->
         "extents: {m: 8, n: 8, k: 8}\neinsums: ['C[m,n] += A[m,k] * B[k,n]', 'S[m,n] = softmax(C[m,n])']\n"
     )
     workload, space = str(tmp_path / "net.yaml"), {"simd.lane": [8, 32], "mac8.mac_pj": [0.1, 50.0]}
-    study = {"workloads": ["net.yaml"], "machine": "edge_npu", "space": space, "search": {"method": "exhaustive"}}
+    study = {
+        "workloads": ["net.yaml"],
+        "machine": "edge_npu",
+        "space": space,
+        "search": {"method": "exhaustive"},
+    }
     study |= {"objectives": ["energy_pj", "area_mm2"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
     run = dse.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
