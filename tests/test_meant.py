@@ -59,7 +59,7 @@ COMMANDS = {
     "map gemm:M=4,n=4,k=4 edge_array": "parameters are m, n, k",
     "map gemm:batch=4 edge_array": "parameters are m, n, k",
     "map GEMM edge_array --objective delay": "latency?",
-    "map GEMM tpu": "tpu_edge?",
+    "map GEMM tpu": "tpu_v4i?",
     "map edge_array GEMM": "the machine comes second",
     "map edge_array edge_array": "edge_array is a machine: the workload comes first",
     "map STUDIES/first.yaml edge_array": "is a study: the workload comes first",

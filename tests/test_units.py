@@ -247,7 +247,7 @@ def test_a_product_over_two_einsums_is_within_what_is_said(seed: int) -> None:
 
 def test_the_gap_is_to_the_least_that_any_compute_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that ends with a gap on the dearer of two computes leaves a gap to what it may cost."""
-    spec = override(machine.load("npu"), {"mac8.mac_pj": 0.19, "mac16.mac_pj": 0.2})
+    spec = override(machine.load("edge_npu"), {"mac8.mac_pj": 0.19, "mac16.mac_pj": 0.2})
     arch = machine.arch(spec)
     e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 64, "n": 64, "k": 64})
     costs, real = dict[str, float](), solve._map_on_unit
@@ -312,7 +312,7 @@ def test_counts_and_costs_are_those_of_a_walk(seed: int) -> None:
     assert unlike_a_walk(seed) == ""
 
 
-NPU = (machine.MACHINES / "npu.yaml").read_text()
+NPU = (machine.MACHINES / "edge_npu.yaml").read_text()
 FAULTY = (  # what is written instead of what; the line that says so
     ("mac8, kind: int8, ", "mac8, kind: int8, vector_lanes: 4, ", "mac8.vector_lanes = 4 stands"),
     ("bits: 8}", "bits: none}", "gives none bits; write a whole number above 0"),
@@ -329,7 +329,7 @@ FAULTY = (  # what is written instead of what; the line that says so
 @pytest.mark.parametrize(("old", "new", "line"), FAULTY)
 def test_a_machine_that_cannot_be_says_why(old: str, new: str, line: str) -> None:
     assert old in NPU
-    _, lines = machine.parse(yaml.safe_load(NPU.replace(old, new, 1)), "npu")
+    _, lines = machine.parse(yaml.safe_load(NPU.replace(old, new, 1)), "edge_npu")
     assert [one for one in lines if line in one] or line == "nodes has 2 compute", lines
     assert lines
 
@@ -338,7 +338,7 @@ def test_a_mapping_on_a_compute_that_does_not_take_it_is_refused(tmp_path: Path)
     (tmp_path / "m.txt").write_text("store DRAM A C\nfor m tile 1\n  mac on MAC8\n")
     (tmp_path / "w.yaml").write_text("extents: {m: 4}\neinsums: ['C[m] = gelu(A[m])']\n")
     with pytest.raises(ValueError, match="MAC8 does not take this einsum; write mac on VALU"):
-        dse.simulate(str(tmp_path / "w.yaml"), "npu", tmp_path / "m.txt")
+        dse.simulate(str(tmp_path / "w.yaml"), "edge_npu", tmp_path / "m.txt")
 
 
 REFUSED = {
@@ -351,7 +351,7 @@ REFUSED = {
 @pytest.mark.parametrize("sets", REFUSED.values(), ids=REFUSED)
 def test_what_does_not_choose_between_computes_is_refused(sets: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="does not choose between computes") as fault:
-        dse.map("mlp_s:batch=4", "npu", **sets)
+        dse.map("mlp_s:batch=4", "edge_npu", **sets)
     assert len(str(fault.value).splitlines()) == 1
 
 
@@ -361,7 +361,12 @@ def test_a_study_varies_computes_and_says_which_one_runs_what(tmp_path: Path) ->
         "extents: {m: 8, n: 8, k: 8}\neinsums: ['C[m,n] += A[m,k] * B[k,n]', 'S[m,n] = softmax(C[m,n])']\n"
     )
     workload, space = str(tmp_path / "net.yaml"), {"simd.lane": [8, 32], "mac8.mac_pj": [0.1, 50.0]}
-    study = {"workloads": ["net.yaml"], "machine": "npu", "space": space, "search": {"method": "exhaustive"}}
+    study = {
+        "workloads": ["net.yaml"],
+        "machine": "edge_npu",
+        "space": space,
+        "search": {"method": "exhaustive"},
+    }
     study |= {"objectives": ["energy_pj", "area_mm2"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
     run = dse.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0)
@@ -369,7 +374,7 @@ def test_a_study_varies_computes_and_says_which_one_runs_what(tmp_path: Path) ->
     units = {(row["machine"], row["einsum"]): (row["core"], row["unit"]) for row in rows}
     of_product = ["MAC8", "MAC16"] * 2  # a dear int8 path leaves products to the other one
     for number, (lanes, pj) in enumerate(product(*space.values())):
-        found = dse.map(workload, "npu", **{"simd.lane": lanes, "mac8.mac_pj": pj})
+        found = dse.map(workload, "edge_npu", **{"simd.lane": lanes, "mac8.mac_pj": pj})
         assert units[number, "C"] == ("PES", of_product[number])
         assert units[number, "S"] == ("VECTOR", "VALU")
         (sums,) = run.sql(

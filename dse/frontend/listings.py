@@ -10,6 +10,7 @@ from typing import Any
 
 from dse.run import cache, record
 from hw import machine
+from hw.arch import Arch
 
 Listing = tuple[tuple[str, ...], list[tuple[Any, ...]]]  # header, rows
 
@@ -72,13 +73,23 @@ def _machines() -> Listing:
     return ("machine", "levels", "mac_units", "area_mm2", "slower than the clock"), [
         (
             arch.name,
-            " > ".join(level.name for level in arch.levels),
+            _levels(arch),
             arch.instances(len(arch.levels)),
             arch.area_mm2(),
             ", ".join(arch.slow_levels()),
         )
         for arch in archs
     ]
+
+
+def _levels(arch: Arch) -> str:
+    """Returns the levels of a machine, outermost first; those of cores beside each other."""
+    if not arch.cores():
+        return " > ".join(level.name for level in arch.levels)
+    names = {one.compute.core: [level.name for level in one.levels] for one in arch.units}
+    shared = [name for name in names[arch.cores()[0]] if all(name in own for own in names.values())]
+    inner = (" > ".join(name for name in own if name not in shared) or "-" for own in names.values())
+    return f"{' > '.join(shared)} > ({' | '.join(inner)})"
 
 
 def _solvers() -> Listing:
