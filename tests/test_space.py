@@ -178,7 +178,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"gbuf.foo": [1]},
             [
-                "space.gbuf.foo is no field of machine edge_array; the nearest of 38 are row, slow, ports, "
+                "space.gbuf.foo is no field of machine edge_array; the nearest of 39 are row, slow, ports, "
                 "along, row_pj"
             ],
         ),
@@ -190,7 +190,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"foo": [1]},
             [
-                "space.foo is no field of machine edge_array; the nearest of 143 are regf.row, gbuf.row, "
+                "space.foo is no field of machine edge_array; the nearest of 146 are regf.row, gbuf.row, "
                 "regf.slow, gbuf.slow, regf.ports"
             ],
         ),
