@@ -111,7 +111,7 @@ def test_along_at_an_array_is_one_fault() -> None:
     data = yaml.safe_load(ROWS)
     data["nodes"][2]["along"] = ["x"]
     _, lines = machine.parse(data, "rows")
-    assert [line.partition(";")[0] for line in lines] == ["pe.along = ['x'] is no known key"]
+    assert [line.partition(";")[0] for line in lines] == ["pe.along = [x] is no known key"]
 
 
 REFUSED = {

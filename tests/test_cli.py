@@ -1051,7 +1051,7 @@ def test_every_exit_code_has_one_meaning(code: int, command: tuple[str, ...], ho
         ("pareto run --by foo", "the nearest of 36 are"),
         ("pareto run --by sourc", "did you mean source?"),
         ("pareto run --objectives foo", "there are energy_pj, "),
-        ("map foo edge_array", "the nearest of 65 are "),
+        ("map foo edge_array", "the nearest of 71 are "),
         ("map resnet50 edge_array --einsum foo", "the nearest of 74 are pool5, pool1, fc, "),
         ("map resnet50 edge_array --einsum conv_1", "did you mean conv1?"),
         ("show run best --einsum gem", "did you mean gemm?"),

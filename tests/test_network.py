@@ -175,7 +175,7 @@ def walked_hops(arch: Arch, e: Einsum, mapping: Mapping) -> dict[str, float]:
         for key, places in asked.items():
             hops = words * min(WALKED[f.multicast_from](source, places) for source in sources)
             if p is e.output and level == "MAC" and share < 1:
-                place, lane, zero = products(share, e.sizes()["k"], 1.0)
+                place, lane, zero = products(share, e.sizes()["k"], 1.0, 1.0)
                 found[p.tensor] += (
                     hops
                     / words

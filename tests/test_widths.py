@@ -267,8 +267,8 @@ def test_given_schedules_and_shared_tiles_are_refused(tmp_path: Path) -> None:
 
 FAULTS = {
     "bits: {output: 32}": [],
-    "bits: {outputs: 32}": ["gbuf.bits = {'outputs': 32} names outputs, which is no part of an einsum; use"],
-    "bits: {output: 0}": ["gbuf.bits = {'output': 0} gives output 0 bits; write a whole number above 0"],
+    "bits: {outputs: 32}": ["gbuf.bits = {outputs: 32} names outputs, which is no part of an einsum; use"],
+    "bits: {output: 0}": ["gbuf.bits = {output: 0} gives output 0 bits; write a whole number above 0"],
     "bits: 32": ["gbuf.bits = 32 is no mapping of roles to bits; write e.g. {output: 32}"],
     "bits: {input: 4}, may_keep: [output]": ["gbuf.bits.input = 4 is of a tensor that may not stand there"],
     "bits: {input: 4}, bank_map: word": ["gbuf.bits = {input: 4} stands beside gbuf.bank_map: lines, rows"],

@@ -34,7 +34,7 @@ from dse.study.prune import (
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw import machine as machines
-from hw.arch import LAYOUT_FIELDS, Arch, Fanout, MacUnit, Memory, fields_of
+from hw.arch import LAYOUT_FIELDS, TAKES_ALL, Arch, Fanout, MacUnit, Memory, fields_of
 from hw.columns import Table
 from hw.component import has_units, rule_faults
 from hw.space import Axis, Space, Value, decode, is_ever_set, values
@@ -315,8 +315,9 @@ def identity(study: Study) -> dict[str, str]:
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     # a key that a machine file does not give leaves its digest as it was before there was the key
     template = repr(study.space.template)
-    empty, none = ("bits", "along", "gates"), ("vdd", "write_bandwidth", "writes_per_cycle")
-    for absent in (*(f"{key}=()" for key in empty), *(f"{key}=None" for key in none)):
+    empty = ("bits", "along", "gates")
+    none = ("vdd", "write_bandwidth", "writes_per_cycle", "latency_ns", "in_core")
+    for absent in (*(f"{key}=()" for key in empty), *(f"{key}=None" for key in none), f"takes={TAKES_ALL!r}"):
         template = template.replace(f", {absent}", "")
     found["machine"] = f"{study.space.template.name} {digest(template)}"
     found["space"] = ", ".join(axis.key for axis in study.space.axes)
