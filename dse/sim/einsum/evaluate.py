@@ -436,7 +436,7 @@ def sequential(
     gap = gap if gap > ROUNDING_GAP else 0.0
     space = unfused_space([c.space for c in solved], is_single)
     certificate = certificate_text(
-        _sequential_proof(solved, gap, method),
+        _sequential_proof(solved, gap, method, objective),
         to_bound,
         bound_name(ANY_MAPPING if is_single else UNFUSED_BOUND, objective),
         space,
@@ -475,11 +475,21 @@ def _sum_gap(solved: Sequence[EinsumCost], objective: str) -> float:
     return relative_gap(value, lower)
 
 
-def _sequential_proof(solved: Sequence[EinsumCost], optimality_gap: float, method: str) -> str:
+def _sequential_proof(
+    solved: Sequence[EinsumCost], optimality_gap: float, method: str, objective: str
+) -> str:
     """Returns the proof of the unfused answer against the searched spaces, in words. Einsums that were not
     searched count as not proven optimal.
     """
     if unproven := sum(not c.space for c in solved):
-        others = f"{unproven} of {len(solved)} einsums {NOT_PROVEN}, the others {gap_in_space_text(0.0)}"
-        return f"{NOT_PROVEN} ({method})" if unproven == len(solved) else others
+        if unproven == len(solved):
+            return f"{NOT_PROVEN} ({method})"
+        searched = [c for c in solved if c.space]
+        gap = (
+            max(c.optimality_gap for c in searched)
+            if searched[0].weighed_by
+            else _sum_gap(searched, objective)
+        )
+        proof = gap_in_space_text(gap if gap > ROUNDING_GAP else 0.0)
+        return f"{unproven} of {len(solved)} einsums {NOT_PROVEN}, the others {proof}"
     return gap_in_space_text(optimality_gap, goal=solved[0].weighed_by)
