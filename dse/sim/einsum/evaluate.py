@@ -32,6 +32,12 @@ ANY_MAPPING = "any mapping"  # what a lower bound of one einsum holds for
 UNFUSED_BOUND = "the unfused lower bound"
 # what the optimality gap of an einsum is of (`EinsumCost.weighed_by`), in front of its certificate
 WEIGHED_TEXT = {"": "", "edp": "in the EDP of the workload ", "front": "in the front of the workload "}
+# why a search leaves a larger gap than asked for (`EinsumCost.left_open`)
+LEFT_OPEN = {
+    "stalls": "its bound counts fewer cycles than the model, which adds waits at single buffers, ramp-up and "
+    "ramp-down; a smaller solver.gap proves no more",
+    "ended": "the search ended at its budget or at limits.seconds, with what it had proven",
+}
 # (number of the einsum that a search begins, effort of each einsum with 0 for unknown, its name)
 ProgressFn = Callable[[int, Sequence[float], str], None]
 Pair = tuple[float, float]  # energy and latency
@@ -67,6 +73,8 @@ class EinsumCost:
     # What optimality_gap is of, where the workload decides which mapping an einsum gets: "edp": the energy x
     # delay of the workload; "front": its front; "": the einsum's own objective
     weighed_by: str = field(default="", compare=False)
+    # why optimality_gap is more than `solver.gap` allows: a key of LEFT_OPEN; "": it is not, or not known
+    left_open: str = field(default="", compare=False)
 
     @property
     def proven(self) -> Mappings | None:
