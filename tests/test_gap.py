@@ -341,6 +341,9 @@ def test_a_point_of_several_workloads_states_the_gap_of_their_sum(tmp_path: Path
             assert to_bound == pytest.approx(nearer if goal == "front" else expected_to_bound, abs=1e-9)
         assert ("optimal in" in certificate or "no worse in either" in certificate) == (gap == 0)
         assert f"at most {percent(to_bound)} above " in certificate
+    query = "SELECT any_value(p.energy_pj), sum(weight * c.energy_pj) FROM components c JOIN workloads USING "
+    parts = run.sql(f"{query}(workload) JOIN points p USING (machine, schedule) GROUP BY machine, schedule")
+    assert all(whole == pytest.approx(of_parts, rel=1e-9) for whole, of_parts in parts.rows())
     if solver == "{objective: energy}":
         assert any(row[0] > 0 for row in rows)
         (machine,) = run.sql("SELECT machine FROM points ORDER BY optimality_gap DESC").rows()[0]
@@ -369,7 +372,7 @@ def test_no_choice_of_schedules_is_better_than_a_gap_of_several_workloads_allows
     assert worst > 0  # the largest gap of a workload would state too little
 
 
-def test_a_gap_that_no_smaller_solver_gap_closes_says_why(tmp_path: Path) -> None:
+def test_a_gap_that_no_smaller_solver_gap_closes_says_why() -> None:
     """DRAM's leakage over the cycles is 65 % of the energy, and the register files wait while they fill."""
     sets = {"array.x": 4, "array.y": 16, "gbuf.capacity": "32 KiB", "regf.capacity": "64 B"}
     layer = "conv:k=32,c=16,p=14,q=14,r=3,s=3"

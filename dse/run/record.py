@@ -523,7 +523,12 @@ VIEWS: dict[str, Columns] = {
         "static_pj": Column(
             "float64", "pJ", "energy of leakage and of a DRAM's background power; of one run of the workload"
         ),
-        "energy_pj": Column("float64", "pJ", "dynamic and static energy; of one run of the workload"),
+        "energy_pj": Column(
+            "float64",
+            "pJ",
+            "dynamic and static energy; of one run of the workload: a point's is the sum of weight (of "
+            "workloads) times that of each",
+        ),
     },
     **{
         table: _costs(table, {name: RATIOS[name].column for name in names})
@@ -548,7 +553,7 @@ VIEWS: dict[str, Columns] = {
             "float64",
             "pJ",
             "energy of all occurrences in one run of the workload; the sum over a workload's rows is its "
-            "energy_pj in workload_costs",
+            "energy_pj in workload_costs, and a point's the sum of weight (of workloads) times that",
         ),
     },
 }
