@@ -363,6 +363,12 @@ def test_no_choice_of_schedules_is_better_than_a_gap_of_several_workloads_allows
         costs = [pareto.Cost(*one[i][[0, 1, 1, 1]]) for one, i in zip(pairs, taken, strict=True)]
         gap = float(pareto.total_gap("edp", costs, weights, own))
 
+        # of a front: what is better by each workload's own gap, in both, is no better than the gap of all
+        of_front = float(pareto.total_gap("front", costs, weights, own))
+        chosen = np.array([one[i] for one, i in zip(pairs, taken, strict=True)])
+        better = weights @ (chosen / (1 + np.array(own)[:, None]))
+        assert (weights @ chosen <= better * (1 + of_front) * SLACK).all()
+
         def edp(choice: tuple[int, ...]) -> float:
             return float(sum(w * one[i] for w, one, i in zip(weights, pairs, choice, strict=True)).prod())
 
