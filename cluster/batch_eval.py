@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cluster.pruning import BoundPruner, cost_without_overlap
+from dse.explain import derived
 from dse.mapper.exact.optimal import none_fits
 from dse.mapping.constraints import dataflow
 from dse.mapping.nest import Infeasible
@@ -367,7 +368,7 @@ def columns_of(
     costs = dict[str, pareto.Cost]()
     lower_bounds = dict[str, pareto.Cost]()
     chosen = []
-    weakest_proofs: list[tuple[float, float, str]] = []
+    gaps, gaps_to_bound, certificates = list[Floats](), list[Floats](), list[list[str]]()
     for ref, mapping_table, groups in zip(
         study.workloads, answers.solved_tables(), pruner.uniques, strict=True
     ):
@@ -378,14 +379,15 @@ def columns_of(
         spaces = [
             sequential_space(answers.batch.first, e, study.solver) for e in mapping_table.lower_bounds.einsums
         ]
-        proofs = _proofs(spaces, sums, sum(group.occurrences for group in groups) == 1)
-        pairs = zip(weakest_proofs or proofs, proofs, strict=True)
-        weakest_proofs = [max(pair, key=lambda one: one[1]) for pair in pairs]
+        gaps.append(sums.optimality_gap)
+        gaps_to_bound.append(sums.gap_to_bound)
+        certificates.append(_certificates(spaces, sums, sum(group.occurrences for group in groups) == 1))
         chosen.append(_choices(mapping_table, [encoded(space) for space in spaces], sums, rows))
-    machines, proof_columns = answers.machines[rows], ("optimality_gap", "gap_to_bound", "certificate")
+    machines = answers.machines[rows]
+    bound = pareto.total([*lower_bounds.values()], [*study.weights().values()])
     columns = studies.points(study, machines, area, costs) | {"machine": machines}
-    columns |= dict(zip(proof_columns, zip(*weakest_proofs, strict=True), strict=True))
-    points = {name: pa.array(column) for name, column in columns.items()}
+    proofs = derived.proofs(study, costs, bound, gaps, gaps_to_bound, certificates)
+    points = {name: pa.array(column) for name, column in (columns | proofs).items()}
     head = pruner.common_columns(machines, area, clock, answers.peak_tops[rows], lower_bounds)
     return head, points, chosen
 
@@ -394,8 +396,8 @@ def _cost(pj: Floats, cycles: Floats, interval_cycles: Floats, clock_ghz: Floats
     return pareto.Cost(pj, cycles, cycles / clock_ghz, interval_cycles / clock_ghz)  # type: ignore[arg-type]
 
 
-def _proofs(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> list[tuple[float, float, str]]:
-    """Returns (optimality_gap, gap_to_bound, certificate) of each machine, as evaluate.sequential gives them.
+def _certificates(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> list[str]:
+    """Returns the certificate of each machine, as evaluate.sequential gives it.
     is_single_einsum: the workload is a single einsum.
     """
     space, bound_name = (
@@ -403,7 +405,7 @@ def _proofs(spaces: Sequence[Mappings], sums: Sums, is_single_einsum: bool) -> l
         ANY_MAPPING if is_single_einsum else UNFUSED_BOUND,
     )
     return [
-        (gap, bound, certificate_text(gap_in_space_text(gap), bound, bound_name, space))
+        certificate_text(gap_in_space_text(gap), bound, bound_name, space)
         for gap, bound in zip(sums.optimality_gap.tolist(), sums.gap_to_bound.tolist(), strict=True)
     ]
 

@@ -730,7 +730,7 @@ def _solve(
             workload_fronts.append(found)
     except Dominated as fault:
         return ended(status="pruned", dominated_by=fault.machine, reason=fault.reason)
-    rows, new_schedules = _schedule_rows(job, ask.machine, arch, workload_fronts)
+    rows, new_schedules = _schedule_rows(job, ask.machine, arch, total_bound, workload_fronts)
     return {"machines": [{**head, "status": "ok"}], **rows}, new_schedules
 
 
@@ -820,17 +820,17 @@ def sharing_machines(space: Space, machine: int, arch: Arch) -> dict[int, Arch]:
 
 
 def _schedule_rows(
-    job: Job, machine: int, arch: Arch, workload_fronts: Sequence[Sequence[Solution]]
+    job: Job, machine: int, arch: Arch, bound: pareto.Cost, workload_fronts: Sequence[Sequence[Solution]]
 ) -> tuple[Rows, list[ScheduleRow]]:
     """Returns the rows of all schedules on a machine's front, and the ScheduleRows from which tables of
-    einsums and mappings are made. workload_fronts: per workload its schedules.
+    einsums and mappings are made. bound: lower bound of all workloads; workload_fronts: per workload its
+    schedules.
     """
     rows: Rows = {"points": [], "workload_costs": [], "schedules": [], "segments": [], "conversions": []}
     schedule_rows: list[ScheduleRow] = []
     for schedule, (point, choice) in enumerate(_machine_front(job.study, machine, arch, workload_fronts)):
         row_key = {"machine": machine, "schedule": schedule}
-        weakest = max(choice, key=lambda solution: solution.gap_to_bound)
-        rows["points"].append({**row_key, **point, **derived.proof(weakest), **VERSIONS})
+        rows["points"].append({**row_key, **point, **_proof(job.study, arch, bound, choice), **VERSIONS})
         for ref, macs, groups, workload, solution in zip(
             job.study.workloads, job.macs, job.uniques, job.workloads, choice, strict=True
         ):
@@ -849,6 +849,23 @@ def _schedule_rows(
                 groups = tuple(Unique(c.key, e, (e.name,), c.count) for c, e in costed)
             schedule_rows.append(ScheduleRow(machine, schedule, ref.name, arch, solution, groups))
     return {table: found for table, found in rows.items() if found}, schedule_rows
+
+
+def _proof(study: Study, arch: Arch, bound: pareto.Cost, choice: Sequence[Solution]) -> Row:
+    """Returns the columns that say what is proven of one schedule per workload, together."""
+    costs = {
+        ref.name: pareto.cost_of(solution, arch.clock_ghz)
+        for ref, solution in zip(study.workloads, choice, strict=True)
+    }
+    columns = derived.proofs(
+        study,
+        costs,
+        bound,
+        [np.array([one.optimality_gap]) for one in choice],
+        [np.array([one.gap_to_bound]) for one in choice],
+        [[one.certificate] for one in choice],
+    )
+    return {name: column[0] for name, column in columns.items()}
 
 
 def _head(job: Job, ask: Ask) -> Row:

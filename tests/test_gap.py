@@ -10,8 +10,10 @@ from itertools import count, product
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import dse
 from cluster import driver, worker
 from dse.explain import values as explain
 from dse.frontend import api
@@ -29,11 +31,13 @@ from dse.sim.einsum.evaluate import (
     Solution,
     evaluate_unfused,
     objective_value,
+    percent,
     relative_gap,
 )
 from dse.sim.fronts import Objective
 from dse.solve import solve
 from dse.solve.options import SolverOptions
+from dse.study import pareto
 from hw.machine import load_arch
 from tests.amount import amount, some
 from tests.nests import free_edge
@@ -274,3 +278,118 @@ def test_limits_of_studies_are_none_of_one_machine() -> None:
         ValueError, match=r"limits\.seconds = 5: ends searches of solver.schedule = unfused, fused and best"
     ):
         api.map("gemm", "edge_array", **{"limits.seconds": 5, "solver.schedule": "gogeta"})
+
+
+TWO_WORKLOADS = """
+name: two
+workloads:
+- {{workload: "gemm:m=64,n=32,k=48", name: product}}
+- {{workload: "conv:k=32,c=16,p=14,q=14,r=3,s=3", name: layer, weight: 2}}
+machine: edge_array
+space:
+  array.x: [4]
+  array.y: [4]
+  regf.capacity: [64 B]
+  gbuf.capacity: [8 KiB, 32 KiB]
+  dram.kind: [lpddr4, gddr6]
+objectives: [energy_pj, latency_ns]
+search: {{method: exhaustive}}
+solver: {solver}
+"""
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        "{objective: energy}",
+        "{objective: energy, sharing_gap: 0.1}",
+        "{objective: latency}",
+        "{objective: edp}",
+        "{objective: edp, sharing_gap: 0.1}",
+        "{objective: front}",
+    ],
+)
+def test_a_point_of_several_workloads_states_the_gap_of_their_sum(tmp_path: Path, solver: str) -> None:
+    """From the rows of the workloads alone, with SQL: what their gaps leave, added up by weight."""
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO_WORKLOADS.format(solver=solver))
+    run = dse.sweep(path, tmp_path / "run", workers=0)
+    goal = solver.partition("objective: ")[2].partition(",")[0].strip("}")
+    value, of_bound, least = {
+        "energy": ("energy_pj", "bound_energy_pj", "sum(weight * w.energy_pj / (1 + w.optimality_gap))"),
+        "latency": ("latency_ns", "bound_latency_ns", "sum(weight * w.latency_ns / (1 + w.optimality_gap))"),
+        "edp": (
+            "edp_pj_ns",
+            "bound_energy_pj * bound_latency_ns",
+            "sum(weight * sqrt(w.edp_pj_ns / (1 + w.optimality_gap))) ** 2",
+        ),
+        "front": ("1.0", "NULL", "1 / (1 + max(w.optimality_gap))"),
+    }[goal]
+    rows = run.sql(
+        "SELECT d.optimality_gap, d.gap_to_bound, d.certificate, "
+        f"{value} / l.least - 1, {value} / ({of_bound})"
+        " - 1, least(energy_pj / bound_energy_pj, latency_ns / bound_latency_ns) - 1 FROM designs d JOIN "
+        f"(SELECT machine, schedule, {least} AS least FROM workload_costs w GROUP BY ALL) l "
+        "USING (machine, schedule)"
+    ).rows()
+    assert len(rows) >= 4
+    for gap, to_bound, certificate, expected, expected_to_bound, nearer in rows:
+        assert gap == pytest.approx(expected if goal == "front" else min(expected, to_bound), abs=2e-9)
+        if goal == "edp":  # of the workloads' own bounds, where they prove more than the product of the sums
+            assert 0 < to_bound <= expected_to_bound + 1e-9
+        else:
+            assert to_bound == pytest.approx(nearer if goal == "front" else expected_to_bound, abs=1e-9)
+        assert ("optimal in" in certificate or "no worse in either" in certificate) == (gap == 0)
+        assert f"at most {percent(to_bound)} above " in certificate
+    query = "SELECT any_value(p.energy_pj), sum(weight * c.energy_pj) FROM components c JOIN workloads USING "
+    parts = run.sql(f"{query}(workload) JOIN points p USING (machine, schedule) GROUP BY machine, schedule")
+    assert all(whole == pytest.approx(of_parts, rel=1e-9) for whole, of_parts in parts.rows())
+    if solver == "{objective: energy}":
+        assert any(row[0] > 0 for row in rows)
+        (machine,) = run.sql("SELECT machine FROM points ORDER BY optimality_gap DESC").rows()[0]
+        head = run.show(machine).text().partition("product on ")[0]
+        assert re.search(r"optimality gap +0\.\d+ %", head)
+        assert re.search(r"certificate +at most 0\.\d+ % above", head)
+
+
+def test_no_choice_of_schedules_is_better_than_a_gap_of_several_workloads_allows() -> None:
+    """Each workload has some schedules and takes the one of least energy x latency, or within a gap of it."""
+    random = np.random.default_rng(3)
+    worst = 0.0
+    for _ in range(200):
+        pairs, weights = random.uniform(1, 4, (3, 6, 2)), random.uniform(0.2, 3, 3)
+        taken = [int(random.choice(np.argsort(one.prod(axis=1))[:2])) for one in pairs]
+        own = [one[i].prod() / one.prod(axis=1).min() - 1 for one, i in zip(pairs, taken, strict=True)]
+        costs = [pareto.Cost(*one[i][[0, 1, 1, 1]]) for one, i in zip(pairs, taken, strict=True)]
+        gap = float(pareto.total_gap("edp", costs, weights, own))
+
+        # of a front: what is better by each workload's own gap, in both, is no better than the gap of all
+        of_front = float(pareto.total_gap("front", costs, weights, own))
+        chosen = np.array([one[i] for one, i in zip(pairs, taken, strict=True)])
+        better = weights @ (chosen / (1 + np.array(own)[:, None]))
+        assert (weights @ chosen <= better * (1 + of_front) * SLACK).all()
+
+        def edp(choice: tuple[int, ...]) -> float:
+            return float(sum(w * one[i] for w, one, i in zip(weights, pairs, choice, strict=True)).prod())
+
+        found = edp(tuple(taken)) / min(map(edp, product(range(6), repeat=3))) - 1
+        assert found <= gap + 1e-9
+        worst = max(worst, found - max(own))
+    assert worst > 0  # the largest gap of a workload would state too little
+
+
+def test_a_gap_that_no_smaller_solver_gap_closes_says_why() -> None:
+    """DRAM's leakage over the cycles is 65 % of the energy, and the register files wait while they fill."""
+    sets = {"array.x": 4, "array.y": 16, "gbuf.capacity": "32 KiB", "regf.capacity": "64 B"}
+    layer = "conv:k=32,c=16,p=14,q=14,r=3,s=3"
+    for _cached in (False, True):
+        found = api.map(layer, "edge_array", **sets, **{"dram.kind": "lpddr4", "solver.gap": 0})
+        assert 0 < found.optimality_gap < 0.01
+        assert re.search(
+            r"why a gap is left +conv: its bound counts fewer cycles than the model", found.text(why=True)
+        )
+    allowed = api.map(layer, "edge_array", **sets, **{"dram.kind": "lpddr4", "solver.gap": 0.01})
+    assert "why a gap is left" not in allowed.text(why=True)
+    assert "why a gap is left" not in api.map("gemm:m=8,n=8,k=8", "edge_array", **{"solver.gap": 0}).text(
+        why=True
+    )

@@ -10,7 +10,7 @@ several computes, are costed one by one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -25,12 +25,22 @@ from dse.explain import values
 from dse.explain.functions import EINSUMS_FIELDS, MACHINE_FIELDS, PRICES_FIELDS, WORKLOADS_FIELDS, list_array
 from dse.mapping.nest import Infeasible, parse
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.searched import Mappings, decoded, encoded
+from dse.mapping.searched import Mappings, claim, common_words, decoded, encoded
 from dse.run import folder
 from dse.sim.counts.counts import count, nest_sums
 from dse.sim.einsum import cost
 from dse.sim.einsum.cost import Price, batch_arch
-from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost, key_of
+from dse.sim.einsum.evaluate import (
+    NOT_PROVEN,
+    ROUNDING_GAP,
+    EinsumCost,
+    Problem,
+    Solution,
+    certificate_text,
+    einsum_cost,
+    gap_in_space_text,
+    key_of,
+)
 from dse.sim.schedule.graph import among_schedules
 from dse.solve.stored import sequential_solution
 from dse.study import pareto
@@ -38,6 +48,7 @@ from dse.study import study as studies
 from dse.study.study import Study
 from hw.arch import Arch, Compute, Fanout, Level, fields_of
 from hw.space import decode
+from workloads.arrays import Floats
 from workloads.einsum import canonical_key
 from workloads.graph import Unique, Workload, unique
 
@@ -150,6 +161,53 @@ def proof(found: Solution) -> dict[str, Any]:
         "gap_to_bound": found.gap_to_bound,
         "certificate": found.certificate,
     }
+
+
+def proofs(
+    study: Study,
+    costs: Mapping[str, pareto.Cost],
+    bound: pareto.Cost,
+    gaps: Sequence[Floats],
+    gaps_to_bound: Sequence[Floats],
+    certificates: Sequence[Sequence[str]],
+) -> dict[str, list[Any]]:
+    """Returns the columns of n points that say what is proven of them, from what is proven of each workload:
+    of `solver.objective`, of all workloads by their weights (`pareto.total_gap`).
+
+    costs: by workload, each number a column [n]; bound: the machines' lower bound, columns [n]
+    gaps, gaps_to_bound, certificates: [workloads][n]
+    """
+    goal, weights, all_costs = study.solver.objective, [*study.weights().values()], [*costs.values()]
+    to_bound = np.atleast_1d(pareto.total_gap_to_bound(goal, all_costs, weights, gaps_to_bound, bound))
+    gap = np.atleast_1d(pareto.total_gap(goal, all_costs, weights, gaps))
+    if len(all_costs) > 1:
+        gap = gap if goal == "front" else np.minimum(gap, to_bound)
+        gap = np.where(gap > ROUNDING_GAP, gap, 0.0)
+    found: dict[str, list[Any]] = {"optimality_gap": gap.tolist(), "gap_to_bound": to_bound.tolist()}
+    own_gaps = zip(*(one.tolist() for one in gaps), strict=True)
+    columns = zip(*found.values(), own_gaps, zip(*certificates, strict=True), strict=True)
+    return found | {"certificate": [_joint_certificate(goal, *row) for row in columns]}
+
+
+def _joint_certificate(
+    goal: str, gap: float, to_bound: float, own_gaps: Sequence[float], certificates: Sequence[str]
+) -> str:
+    """Returns the certificate of several workloads on one machine, from the certificates of each."""
+    if len(certificates) == 1:
+        return certificates[0]
+    clauses = [claim(one).split("; ") for one in certificates]
+    assumptions = dict.fromkeys(clause for one in clauses for clause in one[:-2])
+    proven = [own for one, own in zip(clauses, own_gaps, strict=True) if NOT_PROVEN not in one[-2]]
+    inside = not any(one[-2] == gap_in_space_text(0.0, inside=False) for one in clauses)
+    if len(proven) == len(clauses):
+        proof = gap_in_space_text(gap, inside, "front" if goal == "front" else "")
+    else:
+        proof = f"{len(clauses) - len(proven)} of {len(clauses)} workloads {NOT_PROVEN}"
+        if proven:
+            proof += f", the others {gap_in_space_text(max(proven), inside)}"
+    bounds = dict.fromkeys(one[-1].partition(" above ")[2] for one in clauses)
+    text = certificate_text(proof, to_bound, " and ".join(filter(None, bounds)))
+    return "; ".join([*assumptions, text]) + common_words(certificates)
 
 
 def solutions(context: RunContext, rows: Sequence[ChosenRow]) -> list[Solution]:

@@ -23,7 +23,7 @@ from dse.run import record
 from dse.sim.counts.actions import first_word_cycles, passes_array
 from dse.sim.directives.directed import layer_of
 from dse.sim.einsum.bounds import needs
-from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
+from dse.sim.einsum.evaluate import GIVEN_MAPPING, LEFT_OPEN, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
 from dse.solve.options import without_widths
@@ -568,6 +568,10 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         entries["saved over unfused"] = f"{100 * solution.saved:.3g} %{left_out}"
     if not why and "certificate" in entries:
         entries["certificate"] = short_certificate(solution.certificate)
+    if why and (left := [c for c in solution.einsums if c.left_open]):
+        worst = max(left, key=lambda c: c.optimality_gap)
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        entries["why a gap is left"] = f"{worst.name}{more}: {LEFT_OPEN[worst.left_open]}"
     if why and (hint := advice(arch, workload, solution)):
         entries["what may help"] = hint
     if types := types_text(workload, arch.word_bits):

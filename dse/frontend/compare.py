@@ -231,11 +231,7 @@ def points(run: Run, a: str, b: str) -> list[Table]:
         [*studies.columns(run.study, "machines"), "area_mm2", *map(db.column_of, run.objectives())]
     )
     pairs = [(key, shown[0].row.get(key), shown[1].row.get(key)) for key in keys]
-    costed = [
-        [one.solution for one in point.solutions if not isinstance(one.solution, Infeasible)]
-        for point in shown
-    ]
-    gaps = [max((one.optimality_gap or 0.0 for one in found), default=0.0) for found in costed]
+    gaps = [one.row.get("optimality_gap") for one in shown]
     tables = [
         Table(
             f"machine {shown[0].machine} (A), machine {shown[1].machine} (B)",

@@ -179,7 +179,7 @@ SOLVER: Meanings = {
     "gap": (
         "share",
         "of the mapper optimal: an answer may lie this share above the optimum, and says how far at most; "
-        "0: prove all optimal",
+        "0: proves what it can (a gap may be left: --why says why)",
     ),
     "sharing_gap": (
         "share",

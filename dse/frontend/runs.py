@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,6 +113,10 @@ class Point:
         totals = shown[0].totals if len(shown) == 1 else {}
         rest = {key: value for key, value in self.row.items() if key not in HIDDEN_COLUMNS}
         rest = {key: value for key, value in rest.items() if key not in totals or totals[key] != value}
+        if not why and "certificate" in rest:
+            from dse.explain.values import short_certificate
+
+            rest["certificate"] = short_certificate(rest["certificate"])
         head = tables.facts(rest, self.why_chosen, width)
         if self.given_schedule is None:
             return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
@@ -124,8 +129,8 @@ class Point:
         return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
 
     def __getattr__(self, name: str) -> Any:
-        """Returns one of the columns of `row`, as in x.energy_pj; of a point of one workload also its other
-        totals, as x.certificate.
+        """Returns one of the columns of `row`, as in x.energy_pj or x.certificate; of a point of one workload
+        also its other totals, as x.space.
         """
         if name.startswith("_"):
             raise AttributeError(name)
@@ -136,7 +141,7 @@ class Point:
         return item(self._values(), name)
 
     def _values(self) -> dict[str, Any]:
-        """Returns `row`, and of a point of one workload its other totals (certificate, gaps)."""
+        """Returns `row`, and of a point of one workload its other totals."""
         totals = self.solutions[0].totals if len(self.solutions) == 1 else {}
         return {**totals, **self.row}
 
@@ -482,14 +487,16 @@ class Run:
         return found
 
     def _with_totals(self, row: dict[str, Any], schedule: int) -> dict[str, Any]:
-        """Returns a row of the table machines, extended by the schedule's costs over all workloads (weighted)
-        and the constraints that it breaks, each with by how much.
+        """Returns a row of the table machines, extended by the schedule's costs over all workloads
+        (weighted), what is proven of them, and the constraints that it breaks, each with by how much.
         """
         points = self.sql(
             f"FROM points WHERE machine = {row['machine']} AND schedule = {schedule}"
         ).table.to_pylist()
         if not points:
             return row
+        from dse.mapping.searched import claim
+
         weights = self.study.weights()
         names = dict.fromkeys(
             (*pareto.METRICS, *record.RATIOS_OF["points"], *(o.column for o in self.study.objectives))
@@ -508,7 +515,12 @@ class Run:
             if len(weighted_names) > 1 or max(weights.values()) != 1
             else {}
         )
-        return {**head, "broken_constraints": broken or None, **scope, **totals, **row}
+        gaps = {
+            name: points[0][name] if math.isfinite(points[0][name]) else None
+            for name in ("optimality_gap", "gap_to_bound")
+        }
+        proof = {**gaps, "certificate": claim(points[0]["certificate"])}
+        return {**head, "broken_constraints": broken or None, **scope, **totals, **proof, **row}
 
     def one_mapping_note(self, objectives: Sequence[str] = ()) -> str:
         """Returns that faster (leaner) mappings of machines are missing, where mappings are chosen for energy

@@ -1143,6 +1143,22 @@ def certificate_words(space: Space | Mappings) -> str:
     return f"{SEARCHED}{', '.join(searched)}{NOT_SEARCHED}{', '.join(not_searched) or 'nothing'}"
 
 
+def common_words(certificates: Sequence[str]) -> str:
+    """Returns the words of several answers' spaces as one certificate appends them: searched is what was
+    searched for each of them, not searched what was not for one. "": none of them has a space.
+    """
+    spaces = [found for one in certificates if (found := space_words(one)) is not None]
+    if not spaces:
+        return ""
+    skipped = dict.fromkeys(word for one in spaces for word in one["not_searched"])
+    searched = [
+        word
+        for word in spaces[0]["searched"]
+        if word not in skipped and all(word in one["searched"] for one in spaces)
+    ]
+    return f"{SEARCHED}{', '.join(searched)}{NOT_SEARCHED}{', '.join(skipped) or 'nothing'}"
+
+
 def claim(certificate: str) -> str:
     """Returns what a certificate claims, without the words for what was searched."""
     return certificate.partition(SEARCHED)[0]

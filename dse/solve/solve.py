@@ -45,6 +45,7 @@ from dse.mapping.searched import (
 from dse.run import cache, deadline
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
+    LEFT_OPEN,
     ROUNDING_GAP,
     EinsumCost,
     Problem,
@@ -1431,6 +1432,7 @@ def cached(
                 "optimality_gap": c.optimality_gap,
                 "space": encoded(c.space),
                 "visited": c.visited,
+                "left_open": c.left_open,
             }
             for c in found[0].einsums
         ]
@@ -1563,7 +1565,9 @@ def _read_cached(path: Path, problems: Sequence[Problem]) -> list[EinsumCost | I
     return cache.read_decoded(path, decode) or []
 
 
-def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, visited: int) -> EinsumCost:
+def _with_proof(
+    problem: Problem, nest: str, optimality_gap: float, space: str, visited: int, left_open: str = ""
+) -> EinsumCost:
     """Returns the cost of a nest, evaluated, with its stored gap and searched space. Raises ValueError if the
     nest is not a mapping of the einsum, does not fit, or contradicts its stored gap.
     """
@@ -1575,4 +1579,12 @@ def _with_proof(problem: Problem, nest: str, optimality_gap: float, space: str, 
         raise ValueError(str(found))
     if not (0 <= optimality_gap <= max(found.gap_to_bound, 1e-9) and visited >= 0):
         raise ValueError(f"optimality_gap {optimality_gap}, visited {visited}")
-    return replace(found, optimality_gap=optimality_gap, space=decoded(Mappings, space), visited=visited)
+    if left_open not in ("", *LEFT_OPEN):
+        raise ValueError(f"left_open {left_open}")
+    return replace(
+        found,
+        optimality_gap=optimality_gap,
+        space=decoded(Mappings, space),
+        visited=visited,
+        left_open=left_open,
+    )

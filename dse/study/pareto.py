@@ -119,6 +119,69 @@ def total(costs: Sequence[Cost], weights: Sequence[float]) -> Cost:
     )
 
 
+def total_gap(goal: str, costs: Sequence[Cost], weights: Sequence[float], gaps: Sequence[Number]) -> Values:
+    """Returns by which share at most the objective of all workloads lies above what is proven of it, from the
+    gap of each workload's own objective; elementwise if these are columns. Of one workload it is its own.
+
+    goal: energy or latency: of the sum. edp: of the product of both sums, which is at least the square of the
+    sum of the square roots of the workloads' products (Cauchy-Schwarz). front: in energy and in latency, the
+    largest gap of a workload.
+    """
+    if len(costs) == 1:
+        return np.asarray(gaps[0], np.float64)
+    if goal == "front":
+        return np.asarray(np.max(np.broadcast_arrays(*gaps), axis=0), np.float64)
+    whole = total(costs, weights)
+    value, least = {
+        "energy": (
+            whole.energy_pj,
+            sum(w * c.energy_pj / (1 + gap) for c, w, gap in zip(costs, weights, gaps, strict=True)),
+        ),
+        "latency": (
+            whole.latency_ns,
+            sum(w * c.latency_ns / (1 + gap) for c, w, gap in zip(costs, weights, gaps, strict=True)),
+        ),
+        "edp": (
+            whole.energy_pj * whole.latency_ns,
+            sum(
+                w * np.sqrt(c.energy_pj * c.latency_ns / (1 + gap))
+                for c, w, gap in zip(costs, weights, gaps, strict=True)
+            )
+            ** 2,
+        ),
+    }[goal]
+    return _above(value, least)
+
+
+def total_gap_to_bound(
+    goal: str, costs: Sequence[Cost], weights: Sequence[float], gaps: Sequence[Number], bound: Cost
+) -> Values:
+    """Returns by which share at most the objective of all workloads lies above its lower bound: the machine's
+    (`bound`: of all workloads, by their weights), or that of the workloads' own gaps where it is above that
+    one. front: in energy or in latency, whichever is nearer to the machine's.
+    """
+    if len(costs) == 1:
+        return np.asarray(gaps[0], np.float64)
+    whole = total(costs, weights)
+    energy, latency = _above(whole.energy_pj, bound.energy_pj), _above(whole.latency_ns, bound.latency_ns)
+    if goal == "front":
+        return np.minimum(energy, latency)
+    of_bound = {
+        "energy": energy,
+        "latency": latency,
+        "edp": _above(whole.energy_pj * whole.latency_ns, bound.energy_pj * bound.latency_ns),
+    }[goal]
+    of_gaps = total_gap(goal, costs, weights, gaps)
+    return np.where(of_gaps < of_bound - 1e-9 * (1 + of_bound), of_gaps, of_bound)
+
+
+def _above(value: Number, least: Number) -> Values:
+    """Returns `evaluate.relative_gap`, elementwise."""
+    with np.errstate(all="ignore"):
+        share = np.maximum(np.divide(value, least) - 1, 0.0)
+    return np.where(np.asarray(least) > 0, share, np.where(np.asarray(value) > 0, np.inf, 0.0))
+
+
 def value(
     objective: Objective, costs: Mapping[str, Cost], weights: Mapping[str, float], area_mm2: Number
 ) -> Number:

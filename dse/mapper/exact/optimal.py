@@ -321,15 +321,14 @@ def _to_answer(
         best = _arranged(problem, _best(problem, improved, priced), constraints)
     except Uncounted:
         return Infeasible("the search", found.visited, budget, e.name, "nodes")
-    return [
-        _with_certificate(
-            problem,
-            best,
-            found.lower_bound,
-            found.visited,
-            ALL_MAPPINGS if best.gap_to_bound <= ROUNDING_GAP else space,
-        )
-    ]
+    answer = _with_certificate(
+        problem,
+        best,
+        found.lower_bound,
+        found.visited,
+        ALL_MAPPINGS if best.gap_to_bound <= ROUNDING_GAP else space,
+    )
+    return [replace(answer, left_open="ended" if found.ended and answer.optimality_gap > allowed_gap else "")]
 
 
 def _some_dims_constrained(
@@ -483,7 +482,8 @@ def _refine(
         if refined.mapping and _fits(problem, refined.mapping, constraints):
             best = _best(problem, [refined.mapping], [best])
     space = mappings_of(factors, problem.arch, constraints)
-    return _with_certificate(problem, best, bound, visited, space, allowed_gap)
+    answer = _with_certificate(problem, best, bound, visited, space, allowed_gap)
+    return replace(answer, left_open="stalls" if answer.optimality_gap > allowed_gap else "")
 
 
 def _with_certificate(
