@@ -102,7 +102,7 @@ RETURNS = {
     "epsilon_front": ("few rows of the front, within epsilon of all others", "those of tbl"),
     "knee": ("the row of the front of least sum of scaled objectives", "those of tbl"),
     "hypervolume": ("a group", "those of grp, hypervolume, reference"),
-    "sensitivity": ("a value of the parameter", "value, rows, times_the_mean"),
+    "sensitivity": ("a value of the parameter", "value, rows, paired, times_the_mean"),
     "what_if": (
         "a point at prices times these factors",
         "costs, remapped, optimality_gap, those of machines",
@@ -137,6 +137,11 @@ RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 NO_VOLUME = (
     "a hypervolume of 0: no row is better than the reference in every objective; it is a value of each "
     "objective in its own unit (pJ, ns, mm2), worse than the rows that are to count"
+)
+
+LONE_ROWS = (
+    "{:,} of {:,} rows have a partner, a row that differs in the parameter alone: only these say what it does, "
+    "and count; dse plot RUN sensitivity fits a model of all parameters to all rows"
 )
 
 
@@ -347,6 +352,10 @@ def _with_note(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa
     note = advice.of_left_out(con, text) or (advice.of_no_row(con, text) if is_blank else "")
     if {"hypervolume", "reference"} <= {*found.column_names} and not any(found["hypervolume"].to_pylist()):
         note = NO_VOLUME
+    if {"rows", "paired", "times_the_mean"} <= {*found.column_names}:
+        rows, paired = (sum(found[name].to_pylist()) for name in ("rows", "paired"))
+        if paired < rows:
+            note = LONE_ROWS.format(paired, rows)
     return found.replace_schema_metadata({NOTE_KEY: note}) if note else found
 
 

@@ -298,9 +298,9 @@ def test_sensitivity_implies_all_other_axes(home: Path) -> None:
     for row, other in zip(
         alone, run.sql(f"FROM sensitivity('designs', 'energy_pj', 'array_x', {given})"), strict=True
     ):
-        assert (row.value, row.rows) == (other.value, other.rows)
+        assert (row.value, row.rows, row.paired) == (other.value, other.rows, other.paired)
         assert row.times_the_mean == pytest.approx(other.times_the_mean)
-    assert alone.unit_keys() == ["array_x", "", ""]
+    assert alone.unit_keys() == ["array_x", "", "", ""]
     with pytest.raises(ValueError, match=r"clock_ghz is no axis of the study; give one \(array_x, array_y"):
         run.sql("FROM sensitivity('designs', 'energy_pj', 'clock_ghz')")
     both = runs.Runs({"a": run, "b": run})

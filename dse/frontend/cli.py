@@ -519,14 +519,19 @@ def _in_ranges(found: pa.Table, parameter: str, shows_all: str) -> tuple[pa.Tabl
 
     from dse.explain import figures
 
-    values, rows = found["value"].to_pylist(), found["rows"].to_numpy()
+    values = found["value"].to_pylist()
+    rows, paired = (found[name].to_numpy() for name in ("rows", "paired"))
     if not all(isinstance(value, int | float) for value in values):
         return found, ""
     ranges, own = figures.binned(parameter, np.repeat(np.array(values, float), rows).tolist())
-    counts = np.bincount(own)
-    means = np.bincount(own, np.repeat(np.log(found["times_the_mean"].to_numpy()), rows)) / counts
-    columns = {"value": ranges, "rows": counts, "times_the_mean": np.exp(means)}
-    return pa.table(columns), f"{len(values)} values in {len(ranges)} ranges; {shows_all} shows each value"
+    own = own[np.cumsum(rows) - 1]  # the range of each value
+    logs = np.log(np.array(found["times_the_mean"].to_pylist(), float))
+    counts, pairs = (np.bincount(own, one, len(ranges)).astype(int) for one in (rows, paired))
+    sums = np.bincount(own, np.where(paired > 0, paired * logs, 0.0), len(ranges))
+    means = [float(np.exp(total / n)) if n else None for total, n in zip(sums, pairs, strict=True)]
+    columns = {"value": ranges, "rows": counts, "paired": pairs, "times_the_mean": means}
+    ranged = pa.table(columns).replace_schema_metadata(found.schema.metadata)
+    return ranged, f"{len(values)} values in {len(ranges)} ranges; {shows_all} shows each value"
 
 
 def _sql(args: argparse.Namespace) -> int:
