@@ -237,8 +237,17 @@ def is_intact_study(root: Path) -> bool:
     would take longer than everything else in `dse status`. Raises ValueError if no run is there.
     """
     folder.raise_if_no_run(root)
-    versions = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
-    return folder.is_intact_study(root, folder.read(root), versions)
+    return folder.is_intact_study(root, folder.read(root), versions())
+
+
+def versions() -> dict[str, int]:
+    """Returns the versions of cost model and solvers, as rows and cached answers carry them."""
+    return {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
+
+
+def other_model(root: Path) -> str:
+    """Returns which versions wrote the rows of a run, if this dse has another cost model; else ""."""
+    return folder.other_model(root, folder.read(root), versions())
 
 
 def cache_rows() -> list[dict[str, Any]]:

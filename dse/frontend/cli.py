@@ -275,7 +275,10 @@ def _status(args: argparse.Namespace) -> int:
     if not check.is_intact_study(out):
         from dse.frontend import runs
 
-        runs.study_of(out)  # raises if the folder or its study is damaged
+        try:
+            runs.study_of(out)  # raises if the folder or its study is damaged
+        except folder.OtherVersion as fault:  # what status.json says was counted then, and holds
+            print(_plain(_in_urls(str(fault), args)), file=sys.stderr)
     while True:
         facts = check.status(check.local(args.dir), args.skip_damaged)
         if folder.is_url(args.dir) and facts["state"] == "running":
@@ -372,6 +375,7 @@ def _pareto(args: argparse.Namespace) -> int:
     shown = [*parameters, "gap_to_bound", "optimality_gap"] if args.format == "table" else None
     front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee, shown).table
     if args.format != "table":
+        _warn_unfinished(run)
         _print_result(front, args)
         return 0
     columns = [*by, *map(db.column_of, objectives)]
@@ -401,7 +405,7 @@ def _pareto(args: argparse.Namespace) -> int:
         )
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
-    of_whole = [run.certificate()] if is_whole else []
+    of_whole = [run.unfinished(), *([run.certificate()] if is_whole else [])]
     if not (args.where or by):  # the best points of the run, whichever of the front are shown
         of_whole += run.axis_hints(objectives)
     close = _close_line(front, by, [*map(db.column_of, objectives)]) or (run.gap_note() if len(front) else "")
@@ -413,6 +417,13 @@ def _pareto(args: argparse.Namespace) -> int:
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0
+
+
+def _warn_unfinished(*runs: Any) -> None:
+    """Says on stderr of which runs rows are missing because they have not finished."""
+    for run in runs:
+        if line := run.unfinished():
+            print(_plain(f"{run.path}: {line}" if len(runs) > 1 else line), file=sys.stderr)
 
 
 def _front_columns(
@@ -545,10 +556,12 @@ def _sql(args: argparse.Namespace) -> int:
         run = runs.open_all([args.dir, *args.others], **limits)
     from dse.frontend import prompt
 
-    first = next(iter(run.runs.values())) if args.others else run
+    all_runs = [*run.runs.values()] if args.others else [run]
+    first = all_runs[0]
     if args.statement and args.statement.lstrip().startswith("."):
         prompt.command(args.statement.strip().rstrip(";"), run.sql, first.study)
         return 0
+    _warn_unfinished(*all_runs)
     # where the screen is narrow these stay
     objectives = [o.column for o in first.study.objectives]
     parameters = [*studies.columns(first.study, "machines")]
@@ -661,6 +674,8 @@ def _show(args: argparse.Namespace) -> int:
     point = run.show(args.point, args.schedule)
     for line in plausible.lines_of_machine(run.study.space, point.machine):
         print(_plain(line), file=sys.stderr)
+    if args.point.startswith("best"):
+        _warn_unfinished(run)
     solved = [point.given_schedule] if point.given_schedule else point.solutions
     if args.export:
         return _write_point(args, run, point)
@@ -977,11 +992,15 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _pack(args: argparse.Namespace) -> int:
+    from dse.frontend import check
     from dse.run import pack
 
     root = Path(args.dir)
     out = Path(args.output or f"{root.resolve().name}.zip")
     size = pack.pack(root, out)
+    if versions := check.other_model(root):
+        line = f"{root}: written by {versions}; only a dse of that model reads its rows"
+        print(_plain(line), file=sys.stderr)
     tables.print_line(
         f"{out}: {size / 1e6:.1f} MB; next: dse show {out} best, dse sql {out}, dse pareto {out}"
     )

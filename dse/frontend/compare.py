@@ -428,4 +428,6 @@ def _run_row(root: Path) -> tuple[Any, ...]:
         return str(root), "damaged", name, None, None, None, tags, ""
     time = fact("time", facts["time"]) if "time" in facts else ""
     counts = (facts["done"], facts.get("front"), facts.get("hypervolume"))
-    return str(root), facts["state"], name, *counts, tags, time
+    versions = check.other_model(root)
+    state = facts["state"] + f" (by {versions}: other costs)" * bool(versions)
+    return str(root), state, name, *counts, tags, time

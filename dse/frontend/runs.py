@@ -11,6 +11,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache as cache_in_memory
 from itertools import chain
@@ -220,6 +221,22 @@ class Run:
         """Returns state, rate and progress as `dse status --format json` prints them."""
         return check.status(self.path, self.skip_damaged)
 
+    def unfinished(self) -> str:
+        """Returns how many of its machines a run that has not finished has solved, in one line; "" of one that
+        has, and where its status is lost.
+        """
+        with suppress(ValueError):
+            status = check.status(self.path, skip_damaged=True)
+            state, done, planned = (status.get(key) for key in ("state", "done", "planned"))
+            if state in ("finished", "not started") or planned is None:
+                return ""
+            goes_on = "" if state == "running" else f"; dse resume {self.url or self.path} goes on"
+            return (
+                f"{done:,} of {planned:,} machines solved ({state}): fronts, best values and counts are of "
+                f"these{goes_on}"
+            )
+        return ""
+
     def objectives(self) -> list[str]:
         """Returns the study's objectives as `column:direction`, in order."""
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
@@ -300,9 +317,13 @@ class Run:
     def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """Returns a line for each group of objectives whose best points all lie at ends of axes of numbers:
         wider, these may have better ones. Area is left out (less of anything is smaller), and so are axes of
-        which the run has one value yet. objectives: of the study's these alone; (): all.
+        which the run has one value yet. Of a run that has not finished it returns none: its machines need not
+        be spread evenly. objectives: of the study's these alone; (): all.
         """
         from analysis import db
+
+        if self.unfinished():
+            return []
 
         axes = [
             axis
@@ -1002,8 +1023,7 @@ def study_of(text: str | Path) -> Study:
         if key.startswith("workloads.")
     }
     study = studies.load(path, within=root, digests=digests)
-    if lines := folder.other_study_faults(root, manifest, studies.identity(study)):
-        raise folder.Damaged("\n".join(lines))
+    folder.raise_if_other_study(root, manifest, studies.identity(study))
     if manifest.groups and env is None:
         logging.getLogger("dse").warning(
             "%s: lost, damaged or of another run; %s", root / folder.ENV, folder.advice(root)
