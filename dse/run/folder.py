@@ -786,10 +786,7 @@ def _versions_text(identity: Mapping[str, str]) -> str:
     return f"model {identity['model_version']}, solver {identity['solver_version']}"
 
 
-def other_model(root: Path, manifest: Manifest, versions: Mapping[str, int]) -> str:
-    """Returns which versions wrote the rows of a folder, if their cost model is not that of `versions`; else
-    "".
-    """
+def written_by(root: Path, manifest: Manifest) -> str:
+    """Returns which versions of model and solvers wrote the rows of a folder; "": none, or env.json is lost."""
     written = (env(root, manifest) or {}).get("identity", {}) if manifest.identity else {}
-    own = str(versions["model_version"])
-    return _versions_text(written) if {*VERSIONS} <= written.keys() and written["model_version"] != own else ""
+    return _versions_text(written) if {*VERSIONS} <= written.keys() else ""
