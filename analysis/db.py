@@ -129,6 +129,7 @@ SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 # a name that is no column, and those that DuckDB offers for it
 NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
+NO_COLUMN_OF = re.compile(r'does not have a column named "([^"]*)"')
 AMBIGUOUS = re.compile(r'Ambiguous reference to column name "([^"]*)"')
 NO_NUMBER = re.compile(r"Could not convert string '([^']*)' to ")
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
@@ -367,7 +368,8 @@ def is_ctrl_c(error: Exception) -> bool:
 @contextmanager
 def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "") -> Iterator[None]:
     """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt. con,
-    text: of the user's statement, about which advice is given.
+    text: of the user's statement, about which advice is given, and of whose syntax errors two more lines show
+    the place.
     """
     try:
         yield
@@ -376,8 +378,9 @@ def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "")
             raise KeyboardInterrupt from None
         if isinstance(error, STATEMENT_ERRORS):
             told = _advice(con, text, error) if con else ""
-            line = (_no_axis(con, error) if con else "") or _line(error)
-            raise QueryError(f"{line}; {told}" if told else line) from None
+            line = (_no_column(con, error) if con else "") or _line(error)
+            is_syntax = con is not None and isinstance(error, duckdb.ParserException)
+            raise QueryError((f"{line}; {told}" if told else line) + _place(error) * is_syntax) from None
         raise
 
 
@@ -393,6 +396,24 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
         "SELECT DISTINCT column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
     )
     return advice.of_fault(text, [name for (name,) in con.execute(names_sql).fetchall()])
+
+
+def _place(error: BaseException) -> str:
+    """Returns DuckDB's excerpt of a statement, a line, and below it the mark of where it is wrong; "" without
+    one.
+    """
+    _, found, excerpt = str(error).partition("\nLINE ")
+    return f"\nLINE {excerpt.rstrip()}" if found else ""
+
+
+def _no_column(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
+    """Returns what a name that is no column may be: a column of another view or in another unit, or a
+    parameter that is no axis; "" of other errors.
+    """
+    wrong = NO_COLUMN.search(str(error)) or NO_COLUMN_OF.search(str(error))
+    if not wrong or wrong[1] in COLUMNS:
+        return ""
+    return advice.of_column(con, wrong[1]) or _no_axis(con, error)
 
 
 def _no_axis(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
@@ -571,7 +592,7 @@ def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
         con.execute(f"EXPLAIN {rows[1:-1]}")
     except (duckdb.Error, QueryError, UnicodeError) as error:
         told = _advice(con, where, error) or "give a condition over points and machines, e.g. area_mm2 < 2"
-        line = _no_axis(con, error) or _line(error)
+        line = _no_column(con, error) or _line(error)
         raise QueryError(f"--where {' '.join(where.split())}: {line}; {told}") from None
 
 
