@@ -105,7 +105,7 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
                 said[column] = f"no row of {view} has {column} = {_shown(wanted)}; there are {listed}"
                 if view == "designs" and _has_row(con, "machines", column, wanted):
                     said[column] += (
-                        f" (designs are of machines with a point; FROM machines WHERE {column} = {_shown(wanted)})"
+                        f" (machines without a point: FROM machines WHERE {column} = {_shown(wanted)})"
                     )
             elif len(values) > MAX_VALUES and not isinstance(wanted, str):
                 near = _nearest_numbers(con, view, column, wanted)

@@ -83,6 +83,12 @@ ARGUMENTS = {
 }
 # columns of integers that measure nothing
 NO_OBJECTIVES = ("machine", "schedule", "model_version", "solver_version")
+# columns that stand behind axes and totals in `designs`
+LAST = (
+    *("certificate", "status", "dominated_by", "bound_energy_pj", "bound_latency_ns"),
+    *("limit_level", "need_bytes", "have_bytes", "einsum", "workload", "reason"),
+    *("key", "generation", "source", "model_version", "solver_version"),
+)
 OPTIONAL = ("reference", "grp", "given", "seed", "machines")
 # macros of sql/macros.sql, which read the table named by their first argument
 SIGNATURES = {
@@ -141,8 +147,8 @@ NO_VOLUME = (
 )
 
 LONE_ROWS = (
-    "{:,} of {:,} rows have a partner, a row that differs in the parameter alone: only these say what it does, "
-    "and count; dse plot RUN sensitivity fits a model of all parameters to all rows"
+    "{:,} of {:,} rows have a partner, a row that differs in the parameter alone: only these say what it "
+    "does, and count; dse plot RUN sensitivity fits a model of all parameters to all rows"
 )
 
 
@@ -369,7 +375,7 @@ def is_ctrl_c(error: Exception) -> bool:
 def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "") -> Iterator[None]:
     """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt. con,
     text: of the user's statement, about which advice is given, and of whose syntax errors two more lines show
-    the place.
+    the place where no advice is known.
     """
     try:
         yield
@@ -380,7 +386,7 @@ def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "")
             told = _advice(con, text, error) if con else ""
             line = (_no_column(con, error) if con else "") or _line(error)
             is_syntax = con is not None and isinstance(error, duckdb.ParserException)
-            raise QueryError((f"{line}; {told}" if told else line) + _place(error) * is_syntax) from None
+            raise QueryError(f"{line}; {told}" if told else line + _place(error) * is_syntax) from None
         raise
 
 
@@ -423,7 +429,7 @@ def _no_axis(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
     wrong = NO_COLUMN.search(str(error))
     if not wrong or "_" not in wrong[1] or wrong[1] in COLUMNS:
         return ""
-    axes = con.execute("SELECT study_axes()").fetchall()[0][0]
+    axes = computed.study_axes(con)
     if not axes or meant(wrong[1], [*re.findall(r'"([^"]*)"', wrong[2] or ""), *axes]):
         return ""
     return (
@@ -751,7 +757,12 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         if has_functions:
             found = _with_ratios(con, found, [*points])
         of_machines = ", ".join(_quote(name) for name in _columns(con, "machines") if name not in points)
-        con.execute(f"CREATE OR REPLACE VIEW designs AS {found}")
+        names = [row[0] for row in con.execute(f"DESCRIBE {found}").fetchall()]
+        front = [name for name in ("machine", "schedule", *computed.study_axes(con)) if name in names]
+        behind = [name for name in LAST if name in names]
+        between = [name for name in names if name not in (*front, *behind)]
+        ordered = ", ".join(map(_quote, [*front, *between, *behind]))
+        con.execute(f"CREATE OR REPLACE VIEW designs AS SELECT {ordered} FROM ({found})")
         con.execute(f"CREATE OR REPLACE VIEW points AS SELECT * EXCLUDE ({of_machines}) FROM designs")
     elif "points" in tables:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
@@ -1092,7 +1103,7 @@ def _checked(
             for name, kind in columns.items()
             if not is_measured or (NUMBER.match(kind) and name not in NO_OBJECTIVES)
         ]
-        axes = con.execute("SELECT study_axes()").fetchall()[0][0] if key == "parameter" else []
+        axes = computed.study_axes(con) if key == "parameter" else []
         if axes and column.lower() not in columns:
             near = meant(column, axes)
             told = f"did you mean {' or '.join(near)}? " * bool(near) + f"the axes are {', '.join(axes)}"

@@ -645,7 +645,15 @@ def test_equal_einsums_that_one_schedule_maps_apart_have_a_row_each_in_compariso
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = (
         *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),
-        *("SELECT range AS a", "FROM range(50)", ".rows 3", "", "SELECT range AS b", "FROM range(5);", ".rows 0"),
+        *(
+            "SELECT range AS a",
+            "FROM range(50)",
+            ".rows 3",
+            "",
+            "SELECT range AS b",
+            "FROM range(5);",
+            ".rows 0",
+        ),
         *("SELECT range AS c FROM range(50)", "", ".quit", "SELECT 77 AS unseen"),
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))

@@ -147,7 +147,9 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
         groups, parameter = rng.integers(0, 2, n), rng.integers(0, 3, n)
         lots = rng.integers(0, 12, n)  # of few rows each: some have no partner
         columns = {f"c{i}": values[:, i] for i in range(k)}
-        con.register("source", pa.table({"row": np.arange(n), "g": groups, "l": lots, "p": parameter, **columns}))
+        con.register(
+            "source", pa.table({"row": np.arange(n), "g": groups, "l": lots, "p": parameter, **columns})
+        )
         con.execute("CREATE OR REPLACE TABLE t AS FROM source")
         objectives = "[" + ", ".join(f"'c{i}{':max' if s < 0 else ''}'" for i, s in enumerate(signs)) + "]"
 
@@ -632,7 +634,11 @@ def test_gate_refuses_the_rest_in_one_line(run: Path, text: str) -> None:
     before = sorted(p.name for p in run.iterdir())
     with pytest.raises(db.QueryError) as caught:
         db.query(con, text.replace("x.csv", str(run / "x.csv")).replace("x.db", str(run / "x.db")))
-    assert "\n" not in str(caught.value)
+    first, *place = str(caught.value).split("\n")
+    assert len(place) == 2 * ("syntax error" in first)
+    for line, mark in zip(place[::2], place[1::2], strict=True):  # the statement, and where it is wrong
+        assert line.startswith("LINE 1: ")
+        assert mark.strip() == "^"
     assert sorted(p.name for p in run.iterdir()) == before
 
 

@@ -241,7 +241,9 @@ def test_rows_of_another_model_are_told_from_those_of_another_study(
     for key in ("solver.gap", "workloads", "space"):
         with pytest.raises(Damaged, match="not the study of the rows"):
             folder.raise_if_other_study(run, manifest, read_now | {key: "other"})
-    with pytest.raises(folder.OtherVersion, match=r"solver \d+, this is model 99, solver 99: costs have changed"):
+    with pytest.raises(
+        folder.OtherVersion, match=r"solver \d+, this is model 99, solver 99: costs have changed"
+    ):
         folder.raise_if_other_study(run, manifest, read_now | {"model_version": "99"})
     monkeypatch.setattr(record, "MODEL_VERSION", record.MODEL_VERSION + 1)
     code, out, err = said(capsys, "status", str(run))

@@ -538,6 +538,14 @@ def test_designs_have_no_ambiguous_column(home: Path) -> None:
     names = run.sql("FROM designs").table.column_names
     assert len(names) == len(set(names))
     assert {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
+    axes = {"array_x", "array_y", "gbuf_capacity", "dram_kind"}
+    repriced = {
+        1: run.sql("FROM what_if({dram_pj: 0.5}, machines := [0])").table.column_names,
+        3: run.sql("FROM robust({dram_pj: 0.2}, 1, machines := [0])").table.column_names,
+    }
+    for ids, found in {2: names, **repriced}.items():  # then the axes, then costs, limits last
+        assert {*found[ids : ids + len(axes)]} == axes
+        assert found.index("energy_pj") < found.index("status") < found.index("solver_version")
     joined = run.sql("SELECT area_mm2, array_x, min(energy_pj) FROM designs GROUP BY ALL").table
     assert joined.num_rows > 0
 

@@ -294,6 +294,10 @@ def _status(args: argparse.Namespace) -> int:
         is_json = args.format == "json"
         if not is_json:
             facts["solving"] = tables.solving_texts(facts.get("solving"))
+            if "hypervolume" in facts:
+                facts["hypervolume"] = (
+                    f"{units.number(facts['hypervolume'])} (box: this run's feasible points)"
+                )
         _print_facts(
             {key: facts[key] for key in keys if key in facts and (is_json or facts[key] != "")}, args.format
         )
@@ -676,7 +680,7 @@ def _show(args: argparse.Namespace) -> int:
         print(_plain(line), file=sys.stderr)
     if args.point.startswith("best"):
         _warn_unfinished(run)
-    solved = [point.given_schedule] if point.given_schedule else point.solutions
+    solved = [point.given_schedule] if point.given_schedule else point.with_einsum(args.einsum)
     if args.export:
         return _write_point(args, run, point)
     neighbours = run.neighbours(point.machine) if args.neighbours else None
@@ -1100,6 +1104,9 @@ def _print_compared(one: Any) -> None:
     """Prints a table of `compare`: the unit of a column such as `energy_pj A` is in its cells."""
     keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
     heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
+    if not one.rows:
+        tables.print_line(f"{one.title}\n")
+        return
     is_metric = one.header[0] == "metric"
     rows = [(units.label(row[0]), *row[1:]) if is_metric else row for row in one.rows]
     tables.print_table(heads, rows, one.title, unit_keys=keys)

@@ -34,7 +34,7 @@ HELP = (
     (".quit", "end; so does Ctrl-D"),
     (
         "a statement",
-        "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE, in lines up to a ; or an empty line: FROM designs LIMIT 10;",
+        "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE, lines up to a ; or an empty one: FROM designs LIMIT 10;",
     ),
 )
 ROW_IS = {  # view -> what one row is
@@ -66,7 +66,7 @@ Show = Callable[[Any, str, int | None], None]
 
 
 def run(ask: Ask, show: Show, study: Study) -> None:
-    """Answers commands and statements until .quit or the end of input. study: whose columns the views have."""
+    """Answers commands and statements until .quit or the end of input. study: of whose columns views are."""
     views, columns = _views(ask)
     names = {one["column_name"] for one in columns}
     if sys.stdin.isatty():
@@ -79,7 +79,7 @@ def run(ask: Ask, show: Show, study: Study) -> None:
                 *(word.split()[0] for word, _ in HELP if word[0] == "."),
             ]
         )
-    print(f"views: {', '.join(views)}; .help lists commands, ; or an empty line ends a statement, .quit the rest")
+    print(f"views: {', '.join(views)}; .help lists commands, a statement ends with ; or an empty line")
     rows: int | None = None
     for text in _texts():
         word, *words = text.split()

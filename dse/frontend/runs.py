@@ -33,6 +33,7 @@ from dse.study import study as studies
 from dse.study.study import Study
 from hw import space as spaces
 from hw.arch import Arch
+from hw.component import closest_name
 from hw.machine import arch as build_arch
 from workloads.graph import Workload
 from workloads.meant import meant
@@ -115,7 +116,7 @@ class Point:
         rest = {key: value for key, value in rest.items() if key not in totals or totals[key] != value}
         head = tables.facts(rest, self.why_chosen, width)
         if self.given_schedule is None:
-            return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
+            return "\n".join([head, *(one.text(einsum, width, why) for one in self.with_einsum(einsum))])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
         comparison = tables.table(
             ("metric", "found", "given", "change"),
@@ -123,6 +124,16 @@ class Point:
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
         )
         return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
+
+    def with_einsum(self, name: str | None) -> tuple[Mapped, ...]:
+        """Returns the solutions whose workload has this einsum; all for None and "all". Raises ValueError."""
+        if name in (None, "all") or not self.solutions:
+            return self.solutions
+        names = [[own.name for own in one.workload.einsums] for one in self.solutions]
+        if not any(name in own for own in names):
+            advice = closest_name(str(name), ["all", *dict.fromkeys(chain.from_iterable(names))])
+            raise ValueError(f"--einsum {name}: no workload of the run has such an einsum; {advice}")
+        return tuple(one for one, own in zip(self.solutions, names, strict=True) if name in own)
 
     def __getattr__(self, name: str) -> Any:
         """Returns one of the columns of `row`, as in x.energy_pj; of a point of one workload also its other
@@ -222,8 +233,8 @@ class Run:
         return check.status(self.path, self.skip_damaged)
 
     def unfinished(self) -> str:
-        """Returns how many of its machines a run that has not finished has solved, in one line; "" of one that
-        has, and where its status is lost.
+        """Returns how many of its machines a run that has not finished has solved, in one line; "" of one
+        that has, and where its status is lost.
         """
         with suppress(ValueError):
             status = check.status(self.path, skip_damaged=True)

@@ -764,7 +764,10 @@ def raise_if_other_study(root: Path, manifest: Manifest, identity: Mapping[str, 
     if not manifest.identity or digest(identity) == manifest.identity:
         return
     env_data = env(root, manifest) or {"identity": {}, "files": {}}
-    written, same_files = env_data["identity"], STUDY in env_data["files"] and not damaged_inputs(root, env_data)
+    written, same_files = (
+        env_data["identity"],
+        STUDY in env_data["files"] and not damaged_inputs(root, env_data),
+    )
     of_version = {*VERSIONS, "machine"} if same_files else {*VERSIONS}
     compared = written.keys() & identity.keys() if same_files else written.keys() | identity.keys()
     if written and all(written.get(key) == identity.get(key) for key in compared - of_version):
@@ -778,7 +781,8 @@ def raise_if_other_study(root: Path, manifest: Manifest, identity: Mapping[str, 
     difference = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
     raise Damaged(
         files_of_other_studies(root)
-        or f"{root / STUDY}: not the study of the rows ({difference}); restore the study.yaml that was replaced"
+        or f"{root / STUDY}: not the study of the rows ({difference}); restore the study.yaml that was "
+        "replaced"
     )
 
 
@@ -787,6 +791,6 @@ def _versions_text(identity: Mapping[str, str]) -> str:
 
 
 def written_by(root: Path, manifest: Manifest) -> str:
-    """Returns which versions of model and solvers wrote the rows of a folder; "": none, or env.json is lost."""
+    """Returns which versions of model and solvers wrote the rows of a folder; "": none, or env.json lost."""
     written = (env(root, manifest) or {}).get("identity", {}) if manifest.identity else {}
     return _versions_text(written) if {*VERSIONS} <= written.keys() else ""
