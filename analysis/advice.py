@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 
 from analysis.computed import OF_TRAFFIC, VIEWS, literal, nodes
-from dse.explain.units import bare
+from dse.explain.units import UNIT_WORDS, bare
 from dse.study.pareto import slug
 
 TEXT = re.compile(r"'(?:[^']|'')*'")
@@ -32,6 +32,11 @@ ELSEWHERE = {
     "kind": ("internal.uniques", "kind"),
 }
 ONLY_COMPUTED = ("leak", "-", "VECTOR")  # values that only computed views have
+# units of names that are meant as another column: energy_uj
+OTHER_UNITS = (
+    *("j", "mj", "uj", "nj", "fj", "s", "ms", "us", "ps", "w", "uw", "um2", "ghz", "hz", "mhz"),
+    *("kb", "mb", "gb", "kib", "mib", "gib", "b", "bits", "bytes", "cycles", "ns", "pj", "mw", "mm2"),
+)
 MAX_SAID = 3  # machines of which it is said why they have no row
 JOINED = re.compile(r"\bjoin\b((?!\b(?:using|on)\b).)*$", re.I | re.S)  # a last join without its condition
 KEYS = ("machine", "schedule", "workload", "einsum")  # columns by which rows of views meet
@@ -98,10 +103,40 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
                 values.sort(key=lambda value: (-_likeness(value, wanted), value))
                 listed = ", ".join(map(_shown, values))
                 said[column] = f"no row of {view} has {column} = {_shown(wanted)}; there are {listed}"
+                if view == "designs" and _has_row(con, "machines", column, wanted):
+                    said[column] += (
+                        f" (machines without a point: FROM machines WHERE {column} = {_shown(wanted)})"
+                    )
             elif len(values) > MAX_VALUES and not isinstance(wanted, str):
                 near = _nearest_numbers(con, view, column, wanted)
                 said |= {column: f"no row of {view} has {column} = {_shown(wanted)}; {near}"} if near else {}
     return "; ".join(said.values())
+
+
+def _has_row(con: duckdb.DuckDBPyConnection, view: str, column: str, value: str | float) -> bool:
+    """True if a row of a view has this value; False if it has no such column."""
+    try:
+        return bool(con.execute(f'SELECT 1 FROM "{view}" WHERE "{column}" = ? LIMIT 1', [value]).fetchall())
+    except duckdb.Error:
+        return False
+
+
+def of_column(con: duckdb.DuckDBPyConnection, name: str) -> str:
+    """Returns of which other views an unknown column is, or which column has the same quantity in the unit of
+    columns (energy_pj for energy_uj); "" where neither is.
+    """
+    found = con.execute(
+        "SELECT column_name, list(DISTINCT table_name ORDER BY table_name) FROM duckdb_columns() "
+        "WHERE NOT internal AND schema_name = 'main' AND table_name NOT LIKE '\\_%' ESCAPE '\\' GROUP BY ALL"
+    ).fetchall()
+    views_of = {column.lower(): views for column, views in found}
+    if views := views_of.get(name.lower()):
+        return f"{name} is a column of {', '.join(views)}"
+    stem, _, unit = name.lower().rpartition("_")
+    same = [column for column in (f"{stem}_{own}" for own in UNIT_WORDS) if column in views_of]
+    if not stem or unit not in OTHER_UNITS or not same:
+        return ""
+    return f"{name}: no such column; columns are in pJ, ns, mm2, mW, bytes and MHz: write {' or '.join(same)}"
 
 
 def _is_computed(con: duckdb.DuckDBPyConnection) -> bool:

@@ -77,7 +77,15 @@ def create_views(con: duckdb.DuckDBPyConnection) -> None:
     text = _sql("computed").replace("[positions]", str(list(range(1, len(keys) + 1))))
     for view in ("einsums", "workload_costs"):
         text = text.replace(f"[ratios of {view}]", ratios_sql(con, view))
-    con.execute(text)
+    axes = [f'"{name}"' for name in study_axes(con)]
+    text = text.replace("[axes of m]", "".join(f"m.{name}, " for name in axes))
+    con.execute(text.replace("[axes]", "".join(f", {name}" for name in axes)))
+
+
+def study_axes(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """Returns the columns of the study's axes; [] where none are known."""
+    found: list[str] = con.execute("SELECT study_axes()").fetchall()[0][0]
+    return found
 
 
 def ratios_sql(con: duckdb.DuckDBPyConnection, view: str) -> str:

@@ -83,6 +83,12 @@ ARGUMENTS = {
 }
 # columns of integers that measure nothing
 NO_OBJECTIVES = ("machine", "schedule", "model_version", "solver_version")
+# columns that stand behind axes and totals in `designs`
+LAST = (
+    *("certificate", "status", "dominated_by", "bound_energy_pj", "bound_latency_ns"),
+    *("limit_level", "need_bytes", "have_bytes", "einsum", "workload", "reason"),
+    *("key", "generation", "source", "model_version", "solver_version"),
+)
 OPTIONAL = ("reference", "grp", "given", "seed", "machines")
 # macros of sql/macros.sql, which read the table named by their first argument
 SIGNATURES = {
@@ -102,7 +108,7 @@ RETURNS = {
     "epsilon_front": ("few rows of the front, within epsilon of all others", "those of tbl"),
     "knee": ("the row of the front of least sum of scaled objectives", "those of tbl"),
     "hypervolume": ("a group", "those of grp, hypervolume, reference"),
-    "sensitivity": ("a value of the parameter", "value, rows, times_the_mean"),
+    "sensitivity": ("a value of the parameter", "value, rows, paired, times_the_mean"),
     "what_if": (
         "a point at prices times these factors",
         "costs, remapped, optimality_gap, those of machines",
@@ -129,6 +135,7 @@ SHOW_NAMES = {"", "tables", "databases", "schemas"}
 NAME = re.compile(r"\w+")
 # a name that is no column, and those that DuckDB offers for it
 NO_COLUMN = re.compile(r'Referenced column "([^"]*)" not found in FROM clause!(?: Candidate bindings: (.*))?')
+NO_COLUMN_OF = re.compile(r'does not have a column named "([^"]*)"')
 AMBIGUOUS = re.compile(r'Ambiguous reference to column name "([^"]*)"')
 NO_NUMBER = re.compile(r"Could not convert string '([^']*)' to ")
 RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
@@ -137,6 +144,11 @@ RAISED = re.compile(r"while executing the UDF: ValueError: ([^\n]*)")
 NO_VOLUME = (
     "a hypervolume of 0: no row is better than the reference in every objective; it is a value of each "
     "objective in its own unit (pJ, ns, mm2), worse than the rows that are to count"
+)
+
+LONE_ROWS = (
+    "{:,} of {:,} rows have a partner, a row that differs in the parameter alone: only these say what it "
+    "does, and count; dse plot RUN sensitivity fits a model of all parameters to all rows"
 )
 
 
@@ -347,6 +359,10 @@ def _with_note(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa
     note = advice.of_left_out(con, text) or (advice.of_no_row(con, text) if is_blank else "")
     if {"hypervolume", "reference"} <= {*found.column_names} and not any(found["hypervolume"].to_pylist()):
         note = NO_VOLUME
+    if {"rows", "paired", "times_the_mean"} <= {*found.column_names}:
+        rows, paired = (sum(found[name].to_pylist()) for name in ("rows", "paired"))
+        if paired < rows:
+            note = LONE_ROWS.format(paired, rows)
     return found.replace_schema_metadata({NOTE_KEY: note}) if note else found
 
 
@@ -358,7 +374,8 @@ def is_ctrl_c(error: Exception) -> bool:
 @contextmanager
 def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "") -> Iterator[None]:
     """Turns any error of a statement into a QueryError of one line, but Ctrl-C into KeyboardInterrupt. con,
-    text: of the user's statement, about which advice is given.
+    text: of the user's statement, about which advice is given, and of whose syntax errors two more lines show
+    the place where no advice is known.
     """
     try:
         yield
@@ -367,8 +384,9 @@ def as_query_error(con: duckdb.DuckDBPyConnection | None = None, text: str = "")
             raise KeyboardInterrupt from None
         if isinstance(error, STATEMENT_ERRORS):
             told = _advice(con, text, error) if con else ""
-            line = (_no_axis(con, error) if con else "") or _line(error)
-            raise QueryError(f"{line}; {told}" if told else line) from None
+            line = (_no_column(con, error) if con else "") or _line(error)
+            is_syntax = con is not None and isinstance(error, duckdb.ParserException)
+            raise QueryError(f"{line}; {told}" if told else line + _place(error) * is_syntax) from None
         raise
 
 
@@ -386,6 +404,24 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
     return advice.of_fault(text, [name for (name,) in con.execute(names_sql).fetchall()])
 
 
+def _place(error: BaseException) -> str:
+    """Returns DuckDB's excerpt of a statement, a line, and below it the mark of where it is wrong; "" without
+    one.
+    """
+    _, found, excerpt = str(error).partition("\nLINE ")
+    return f"\nLINE {excerpt.rstrip()}" if found else ""
+
+
+def _no_column(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
+    """Returns what a name that is no column may be: a column of another view or in another unit, or a
+    parameter that is no axis; "" of other errors.
+    """
+    wrong = NO_COLUMN.search(str(error)) or NO_COLUMN_OF.search(str(error))
+    if not wrong or wrong[1] in COLUMNS:
+        return ""
+    return advice.of_column(con, wrong[1]) or _no_axis(con, error)
+
+
 def _no_axis(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
     """Returns that a name like gbuf_capacity is no axis of the study; "" of other errors, and where a column
     may be meant.
@@ -393,7 +429,7 @@ def _no_axis(con: duckdb.DuckDBPyConnection, error: BaseException) -> str:
     wrong = NO_COLUMN.search(str(error))
     if not wrong or "_" not in wrong[1] or wrong[1] in COLUMNS:
         return ""
-    axes = con.execute("SELECT study_axes()").fetchall()[0][0]
+    axes = computed.study_axes(con)
     if not axes or meant(wrong[1], [*re.findall(r'"([^"]*)"', wrong[2] or ""), *axes]):
         return ""
     return (
@@ -562,7 +598,7 @@ def _condition(con: duckdb.DuckDBPyConnection, where: str, rows: str) -> None:
         con.execute(f"EXPLAIN {rows[1:-1]}")
     except (duckdb.Error, QueryError, UnicodeError) as error:
         told = _advice(con, where, error) or "give a condition over points and machines, e.g. area_mm2 < 2"
-        line = _no_axis(con, error) or _line(error)
+        line = _no_column(con, error) or _line(error)
         raise QueryError(f"--where {' '.join(where.split())}: {line}; {told}") from None
 
 
@@ -721,7 +757,12 @@ def _views(con: duckdb.DuckDBPyConnection, root: Path, parts: Mapping[str, Seque
         if has_functions:
             found = _with_ratios(con, found, [*points])
         of_machines = ", ".join(_quote(name) for name in _columns(con, "machines") if name not in points)
-        con.execute(f"CREATE OR REPLACE VIEW designs AS {found}")
+        names = [row[0] for row in con.execute(f"DESCRIBE {found}").fetchall()]
+        front = [name for name in ("machine", "schedule", *computed.study_axes(con)) if name in names]
+        behind = [name for name in LAST if name in names]
+        between = [name for name in names if name not in (*front, *behind)]
+        ordered = ", ".join(map(_quote, [*front, *between, *behind]))
+        con.execute(f"CREATE OR REPLACE VIEW designs AS SELECT {ordered} FROM ({found})")
         con.execute(f"CREATE OR REPLACE VIEW points AS SELECT * EXCLUDE ({of_machines}) FROM designs")
     elif "points" in tables:
         con.execute("CREATE OR REPLACE VIEW points AS FROM internal.stored_points")
@@ -1062,7 +1103,7 @@ def _checked(
             for name, kind in columns.items()
             if not is_measured or (NUMBER.match(kind) and name not in NO_OBJECTIVES)
         ]
-        axes = con.execute("SELECT study_axes()").fetchall()[0][0] if key == "parameter" else []
+        axes = computed.study_axes(con) if key == "parameter" else []
         if axes and column.lower() not in columns:
             near = meant(column, axes)
             told = f"did you mean {' or '.join(near)}? " * bool(near) + f"the axes are {', '.join(axes)}"

@@ -215,7 +215,7 @@ def _front(con: duckdb.DuckDBPyConnection, function: Node, tables: Tables) -> Co
     if function["function_name"].lower() == "sensitivity":
         named = [one.get("value", {}).get("value") for one in function["children"]]
         parameter = named[2] if len(named) > 2 and isinstance(named[2], str) else ""
-        return ("value", parameter), ("rows", ""), ("times_the_mean", "")
+        return ("value", parameter), ("rows", ""), ("paired", ""), ("times_the_mean", "")
     first = next(iter(function.get("children", ())), {})
     table = (
         first.get("value", {}).get("value")

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -39,6 +39,8 @@ from dse.explain.figures import (
 SHADES = ("#16324f", "#2a7f9e", "#8cc0a8", "#e3c567", "#f3ead2", "#b5651d", "#6b4c7a", "#d0d0d0")
 HATCHES = ("", "////", "", "....", "xxxx", "\\\\\\\\", "----", "++")
 INK, FAINT, MARK = "#1b1b1b", "#b8bec4", "#c2410c"
+MANY_POINTS = 5000  # of a front's picture, from which on it shows how many lie at a place
+DENSITY = LinearSegmentedColormap.from_list("density", ["#e4e8eb", "#5b6670"])
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -171,15 +173,14 @@ def front(
         for ax, ((x_name, maximise_x), (y_name, maximise_y)) in zip(axes[0], pairs, strict=True):
             x = points[x_name] / _scale(ax.xaxis, x_name, points[x_name].tolist(), FRONT_LOG_RATIO)
             y = points[y_name] / _scale(ax.yaxis, y_name, points[y_name].tolist(), FRONT_LOG_RATIO)
-            ax.scatter(
-                x,
-                y,
-                s=9,
-                color=FAINT,
-                linewidths=0,
-                label=f"feasible points ({len(x)})",
-                rasterized=len(x) > 5000,
-            )
+            label = f"feasible points ({len(x)})"
+            if len(x) > MANY_POINTS:  # darker where there are more
+                scales = {"xscale": ax.get_xscale(), "yscale": ax.get_yscale()}
+                ax.hexbin(
+                    x, y, gridsize=60, mincnt=1, bins="log", cmap=DENSITY, lw=0.1, label=label, **scales
+                )
+            else:
+                ax.scatter(x, y, s=9, color=FAINT, linewidths=0, label=label)
             lines = [at[np.argsort(x[at], kind="stable")] for at in _schedules(machines, on_front)]
             for at, label in zip(lines, ["schedules of one machine", *[None] * len(lines)], strict=False):
                 ax.plot(x[at], y[at], color=SHADES[1], linewidth=0.8, label=label, zorder=2)

@@ -645,12 +645,21 @@ def test_equal_einsums_that_one_schedule_maps_apart_have_a_row_each_in_compariso
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = (
         *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),
-        *("SELECT range AS a FROM range(50)", ".rows 3", "SELECT range AS b FROM range(5)", ".rows 0"),
-        *("SELECT range AS c FROM range(50)", ".quit", "SELECT 77 AS unseen"),
+        *(
+            "SELECT range AS a",
+            "FROM range(50)",
+            ".rows 3",
+            "",
+            "SELECT range AS b",
+            "FROM range(5);",
+            ".rows 0",
+        ),
+        *("SELECT range AS c FROM range(50)", "", ".quit", "SELECT 77 AS unseen"),
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
     said = good("sql", "run", folder=home)
-    help_, tables, points, every, *faults = said.split("dse> ")[1:]
+    assert said.count("...> ") == 4
+    help_, tables, points, every, *faults = said.replace("...> ", "").split("dse> ")[1:]
     assert all(word in help_ for word in (".tables", ".schema [VIEW]", ".rows N", ".quit", "LIMIT"))
     assert not re.search("^_", tables, re.MULTILINE)
     views = [line.split()[0] for line in tables.splitlines()[2:] if line]
@@ -784,11 +793,11 @@ def test_the_prompt_knows_its_macros(home: Path, monkeypatch: pytest.MonkeyPatch
         ".macros",
         ".schema knee points",
         ".schema kne",
-        front,
-        values,
+        f"{front};",
+        f"{values};",
         ".rows 0",
-        front,
-        values,
+        f"{front};",
+        f"{values};",
         ".quit",
     )
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
@@ -875,7 +884,7 @@ def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) ->
     asked = subprocess.run(
         [DSE, "sql", "run", "--timeout", "1.5"],
         cwd=home,
-        input=f"{long}\nSELECT 7 * 6 AS x\n\n",
+        input=f"{long};\nSELECT 7 * 6 AS x\n\n",
         capture_output=True,
         text=True,
         timeout=300,

@@ -145,8 +145,11 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
         values = rng.integers(1, 9, (n, k)).astype(float)
         signs = rng.choice([-1.0, 1.0], k)
         groups, parameter = rng.integers(0, 2, n), rng.integers(0, 3, n)
+        lots = rng.integers(0, 12, n)  # of few rows each: some have no partner
         columns = {f"c{i}": values[:, i] for i in range(k)}
-        con.register("source", pa.table({"row": np.arange(n), "g": groups, "p": parameter, **columns}))
+        con.register(
+            "source", pa.table({"row": np.arange(n), "g": groups, "l": lots, "p": parameter, **columns})
+        )
         con.execute("CREATE OR REPLACE TABLE t AS FROM source")
         objectives = "[" + ", ".join(f"'c{i}{':max' if s < 0 else ''}'" for i, s in enumerate(signs)) + "]"
 
@@ -177,13 +180,14 @@ def test_macros_equal_their_definitions_on_random_tables(run: Path) -> None:
         dominated = (signed[:, None, :] <= cells[None, :, :]).all(axis=2).any(axis=0).sum()
         statement = f"FROM hypervolume('t', {objectives}, reference := {reference.tolist()})"
         assert con.execute(statement).fetchall()[0][0] == pytest.approx(dominated)
-        found = con.execute("FROM sensitivity('t', 'c0', 'p', ['g'])").fetchall()
-        logs = np.log(values[:, 0])
-        ratios = logs - np.array([logs[groups == group].mean() for group in groups])
+        found = con.execute("FROM sensitivity('t', 'c0', 'p', ['l'])").fetchall()
+        logs, counted = np.log(values[:, 0]), [len({*parameter[lots == lot]}) > 1 for lot in lots]
+        ratios = logs - np.array([logs[lots == lot].mean() for lot in lots])
         assert [value for value, *_ in found] == np.unique(parameter).tolist()
-        for value, count, ratio in found:
-            assert count == (parameter == value).sum()
-            assert ratio == pytest.approx(np.exp(ratios[parameter == value].mean()))
+        for value, count, paired, ratio in found:
+            own = (parameter == value) & counted
+            assert (count, paired) == ((parameter == value).sum(), own.sum())
+            assert ratio == (pytest.approx(np.exp(ratios[own].mean())) if own.any() else None)
 
 
 @pytest.mark.parametrize(
@@ -630,7 +634,11 @@ def test_gate_refuses_the_rest_in_one_line(run: Path, text: str) -> None:
     before = sorted(p.name for p in run.iterdir())
     with pytest.raises(db.QueryError) as caught:
         db.query(con, text.replace("x.csv", str(run / "x.csv")).replace("x.db", str(run / "x.db")))
-    assert "\n" not in str(caught.value)
+    first, *place = str(caught.value).split("\n")
+    assert len(place) == 2 * ("syntax error" in first)
+    for line, mark in zip(place[::2], place[1::2], strict=True):  # the statement, and where it is wrong
+        assert line.startswith("LINE 1: ")
+        assert mark.strip() == "^"
     assert sorted(p.name for p in run.iterdir()) == before
 
 

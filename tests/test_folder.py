@@ -218,19 +218,47 @@ def test_a_status_behind_the_rows_is_refused(run: Path, capsys: pytest.CaptureFi
     assert f"{folder.STATUS}: tells of generation" in err[0]
 
 
-@pytest.mark.parametrize("harm", [folder.STUDY, "inputs/a2.yaml", "model"])
+@pytest.mark.parametrize("harm", [folder.STUDY, "inputs/a2.yaml"])
 def test_a_status_is_of_a_study_that_is_whole(
-    run: Path, harm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Though it reads the study only where env.json says that something differs."""
     assert said(capsys, "status", str(run))[0] == 0
-    if harm == "model":
-        monkeypatch.setattr(record, "MODEL_VERSION", record.MODEL_VERSION + 1)
-    else:
-        (run / harm).write_bytes((run / harm).read_bytes() + b"\n# another")
+    (run / harm).write_bytes((run / harm).read_bytes() + b"\n# another")
     code, out, err = said(capsys, "status", str(run))
     assert (code, out, len(err)) == (1, "", 1)
-    assert ("costs have changed since" if harm == "model" else "not what the run wrote") in err[0]
+    assert "not what the run wrote" in err[0]
+
+
+def test_rows_of_another_model_are_told_from_those_of_another_study(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though this version reads the machine another way, and has keys that the run's had not."""
+    manifest = folder.read(run)
+    identity = (folder.env(run, manifest) or {})["identity"]
+    read_now = identity | {"machine": "a2 0123456789abcdef", "solver.new": "1", "solver_version": "99"}
+    folder.raise_if_other_study(run, manifest, read_now)
+    for key in ("solver.gap", "workloads", "space"):
+        with pytest.raises(Damaged, match="not the study of the rows"):
+            folder.raise_if_other_study(run, manifest, read_now | {key: "other"})
+    with pytest.raises(
+        folder.OtherVersion, match=r"solver \d+, this is model 99, solver 99: costs have changed"
+    ):
+        folder.raise_if_other_study(run, manifest, read_now | {"model_version": "99"})
+    monkeypatch.setattr(record, "MODEL_VERSION", record.MODEL_VERSION + 1)
+    code, out, err = said(capsys, "status", str(run))
+    assert (code, len(err)) == (0, 1)
+    written = f"written by model {record.MODEL_VERSION - 1}, solver {record.SOLVER_VERSION}"
+    assert written in err[0]
+    for command in (["pareto"], ["show", "best"], ["sql", "FROM points"]):
+        code, out, err = said(capsys, command[0], str(run), *command[1:])
+        assert (code, out, len(err)) == (1, "", 1)
+        assert f"{written}, this is model {record.MODEL_VERSION}, " in err[0]
+    assert f"(by {written[11:]}: other costs)" in said(capsys, "runs", str(run.parent))[1]
+    (run / folder.STUDY).write_bytes((run / folder.STUDY).read_bytes() + b"\n# another")
+    assert "not what the run wrote" in said(capsys, "status", str(run))[2][0]
+    with pytest.raises(Damaged, match="not the study of the rows"):
+        folder.raise_if_other_study(run, manifest, read_now)
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from analysis import db
-from dse.frontend import cli, runs
+from dse.frontend import cli, pictures, runs
 from dse.mapper.exact.covers import _covering
 from dse.mapper.exact.optimal import optimal_on
 from dse.mapper.exact.search import SearchResult
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible
+from dse.run import folder
 from dse.sim.einsum.evaluate import EinsumCost, Problem
 from dse.solve.front import _Product, _totals, covering_rows, covers_gap, thin
 from dse.solve.options import SolverOptions
@@ -294,6 +295,23 @@ def test_an_axis_that_ends_where_the_best_lies_is_named(run: runs.Run) -> None:
     (line,) = run.axis_hints()
     assert line.startswith("the lowest ")
     assert re.search(r" (lies|lie) at the largest array\.x, 16: widen that axis$", line)
+
+
+def test_a_run_that_has_not_finished_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And gives no advice about ends of axes, of which machines are missing."""
+    (tmp_path / "study.yaml").write_text(STUDY)
+    of_energy = {"solver.objective": "energy", "workloads": ["gemm:m=48,n=32,k=64"]}
+    found = runs.sweep(tmp_path / "study.yaml", tmp_path / "run", workers=0, **of_energy)
+    assert (found.unfinished(), len(found.axis_hints())) == ("", 1)
+    path = found.path / folder.STATUS
+    facts = folder.unseal(path, "status") or {}
+    path.write_bytes(folder.seal("status", facts | {"state": "interrupted", "planned": 3000}))
+    assert found.axis_hints() == []
+    line = f"{facts['done']} of 3,000 machines solved (interrupted)"
+    for command in (["pareto"], ["pareto", "--format", "csv"], ["show", "best"], ["sql", "FROM points"]):
+        assert cli.main([command[0], str(found.path), *command[1:]]) == 0
+        assert f"\n{line}" in "\n" + "".join(capsys.readouterr())
+    assert pictures.name_of(found).endswith(f", {line}")
 
 
 def test_a_run_of_shared_mappings_says_its_gap_and_all_axes_to_widen(

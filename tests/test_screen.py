@@ -298,9 +298,9 @@ def test_sensitivity_implies_all_other_axes(home: Path) -> None:
     for row, other in zip(
         alone, run.sql(f"FROM sensitivity('designs', 'energy_pj', 'array_x', {given})"), strict=True
     ):
-        assert (row.value, row.rows) == (other.value, other.rows)
+        assert (row.value, row.rows, row.paired) == (other.value, other.rows, other.paired)
         assert row.times_the_mean == pytest.approx(other.times_the_mean)
-    assert alone.unit_keys() == ["array_x", "", ""]
+    assert alone.unit_keys() == ["array_x", "", "", ""]
     with pytest.raises(ValueError, match=r"clock_ghz is no axis of the study; give one \(array_x, array_y"):
         run.sql("FROM sensitivity('designs', 'energy_pj', 'clock_ghz')")
     both = runs.Runs({"a": run, "b": run})
@@ -538,6 +538,14 @@ def test_designs_have_no_ambiguous_column(home: Path) -> None:
     names = run.sql("FROM designs").table.column_names
     assert len(names) == len(set(names))
     assert {"machine", "area_mm2", "array_x", "energy_pj", "status", "model_version"} <= set(names)
+    axes = {"array_x", "array_y", "gbuf_capacity", "dram_kind"}
+    repriced = {
+        1: run.sql("FROM what_if({dram_pj: 0.5}, machines := [0])").table.column_names,
+        3: run.sql("FROM robust({dram_pj: 0.2}, 1, machines := [0])").table.column_names,
+    }
+    for ids, found in {2: names, **repriced}.items():  # then the axes, then costs, limits last
+        assert {*found[ids : ids + len(axes)]} == axes
+        assert found.index("energy_pj") < found.index("status") < found.index("solver_version")
     joined = run.sql("SELECT area_mm2, array_x, min(energy_pj) FROM designs GROUP BY ALL").table
     assert joined.num_rows > 0
 

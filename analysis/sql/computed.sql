@@ -118,7 +118,7 @@ GROUP BY ALL;
 -- Points at other prices, each of these multiplied by a factor: FROM what_if({dram_pj: 0.5, 'gbuf.read_pj': 1.2}). Mappings are chosen again among all of the run that fit; how many
 -- distinct einsums got another one is `remapped`; a search at these prices may find less energy by `optimality_gap` at most. Machines without a schedule are left out. machines := [17, 18]: of these alone.
 CREATE OR REPLACE MACRO what_if(factors, machines := 'all') AS TABLE
-SELECT w.*, m.* EXCLUDE (machine, area_mm2, bound_energy_pj)
+SELECT w.machine, [axes of m]w.* EXCLUDE (machine), m.* EXCLUDE (machine, area_mm2, bound_energy_pj[axes])
 FROM (SELECT unnest(what_if_of(to_json(factors)::VARCHAR, to_json(machines)::VARCHAR), recursive := true)) w JOIN main.machines m USING (machine);
 
 -- The share of samples of prices in which a point is on the front, mappings chosen again: FROM robust({dram_pj: 0.2, sram_pj: 0.1}, 100). Each price is multiplied by (1 + spread) ** z,

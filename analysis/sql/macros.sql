@@ -77,16 +77,20 @@ CREATE MACRO hypervolume(tbl, objectives, reference := []::DOUBLE[], grp := []::
     || '][i]) AS reference FROM volumes' || CASE WHEN len(grp) > 0 THEN ' ORDER BY ' || array_to_string(list_transform(grp, lambda g: 'volumes.' || quoted(g)), ', ') ELSE '' END);
 
 -- What a parameter does, all else equal: the geometric mean of a metric at each of its values, over the mean of rows that agree in the columns `given`; NULL: in all other axes of the study.
+-- Rows without a partner, one that agrees with them and has another value, are counted in `rows` alone: each would be a factor of 1. `paired`: rows with one.
 -- FROM sensitivity('designs', 'energy_pj', 'array_x')
 CREATE MACRO given_axes(parameter, given) AS
     CASE WHEN given IS NOT NULL THEN given WHEN list_contains(study_axes(), parameter) THEN list_filter(study_axes(), lambda a: a <> parameter)
     ELSE error(parameter || ' is no axis of the study; give one (' || array_to_string(study_axes(), ', ') || '), or as fourth argument the columns in which compared rows agree') END;
 
+CREATE MACRO rows_given(parameter, given) AS
+    CASE WHEN len(given_axes(parameter, given)) > 0 THEN 'PARTITION BY ' || array_to_string(list_transform(given_axes(parameter, given), lambda g: 't.' || quoted(g)), ', ') ELSE '' END;
+
 CREATE MACRO sensitivity(tbl, metric, parameter, given := NULL) AS TABLE
-    FROM query('SELECT value, count(*) AS rows, exp(avg(ln(metric / mean))) AS times_the_mean FROM (SELECT t.' || quoted(parameter) || ' AS value, t.' || quoted(metric)
-    || '::DOUBLE AS metric, exp(avg(ln(t.' || quoted(metric) || '::DOUBLE)) OVER ('
-    || CASE WHEN len(given_axes(parameter, given)) > 0 THEN 'PARTITION BY ' || array_to_string(list_transform(given_axes(parameter, given), lambda g: 't.' || quoted(g)), ', ') ELSE '' END
-    || ')) AS mean FROM ' || table_sql(tbl) || ' WHERE t.' || quoted(metric) || ' > 0) GROUP BY value ORDER BY value');
+    FROM query('SELECT value, count(*) AS rows, count(*) FILTER (has_partner) AS paired, exp(avg(ln(metric / mean)) FILTER (has_partner)) AS times_the_mean FROM (SELECT t.'
+    || quoted(parameter) || ' AS value, t.' || quoted(metric) || '::DOUBLE AS metric, exp(avg(ln(t.' || quoted(metric) || '::DOUBLE)) OVER agreeing) AS mean, min(t.'
+    || quoted(parameter) || ') OVER agreeing <> max(t.' || quoted(parameter) || ') OVER agreeing AS has_partner FROM ' || table_sql(tbl) || ' WHERE t.' || quoted(metric)
+    || ' > 0 WINDOW agreeing AS (' || rows_given(parameter, given) || ')) GROUP BY value ORDER BY value');
 
 -- Two objectives in SQL alone (works in any DuckDB): FROM pareto2(points, energy_pj, -throughput)
 CREATE MACRO pareto2(tbl, first, second) AS TABLE

@@ -22,6 +22,7 @@ QUANTITY = re.compile(
 # numbers of a column share one unit if largest / smallest is at most this; of a wider range that in which the
 # smallest is not below SMALLEST
 MAX_UNIT_RATIO, SMALLEST = 1e6, 1e-3
+MAX_BYTES_RATIO = 1e3  # of sizes, where this is the ratio up to which they share one
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 PER_BIT: Steps = ((1.0, "pJ/bit"),)
@@ -166,6 +167,8 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
     ['1.5 mJ', '0.9 mJ', '']
     >>> column("machine", [8, 9])
     ['8', '9']
+    >>> column("footprint_bytes", [2, 1048576]), column("footprint_bytes", [512, 2048])
+    (['2 B', '1 MiB'], ['0.5 KiB', '2 KiB'])
     """
     numbers = [v for v in values if v is not None and v != ""]
     if not numbers or not all(isinstance(v, Real) and not isinstance(v, bool) for v in numbers):
@@ -176,9 +179,10 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
             "" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values
         ]
     sizes = [abs(float(v)) for v in numbers if v and isfinite(v)]
+    max_ratio = MAX_BYTES_RATIO if steps is BYTES else MAX_UNIT_RATIO
     shared_step = (
         _step(min(max(sizes), min(sizes) / SMALLEST), steps)
-        if steps is not COUNT and sizes and max(sizes) <= MAX_UNIT_RATIO * min(sizes)
+        if steps is not COUNT and sizes and max(sizes) <= max_ratio * min(sizes)
         else None
     )
     return [

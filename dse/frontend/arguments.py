@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 TABLES = ("table", "csv", "json", "parquet")
 TEXTS = ("text", "json")
@@ -76,6 +76,16 @@ class _Parser(argparse.ArgumentParser):
             message = f"unknown option {_advised(wrong[1], options)}"
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
+
+
+class _Version(argparse.Action):
+    """Prints the versions and ends; what knows them is imported only then."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        from dse.frontend import check
+
+        print(f"dse {check.versions_text()}")
+        sys.exit(0)
 
 
 def _count(text: str) -> int:
@@ -152,6 +162,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         + "; ".join(f"{code}, {meaning}" for code, meaning in EXIT_CODES.items())
         + ".",
     )
+    top_parser.add_argument(
+        "--version", action=_Version, nargs=0, help="versions of the package, the cost model and the solvers"
+    )
     commands = top_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     by_command: dict[str, argparse.ArgumentParser] = {}
 
@@ -188,6 +201,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
 
     run = add("run", "start a study's run, or go on with it", "STUDY")
     run.add_argument(
+        "-o",
         "--out",
         metavar="DIR",
         help="run folder (default: runs/<name of the study>); file, s3, gs and abfs URLs too, here and below",

@@ -237,8 +237,29 @@ def is_intact_study(root: Path) -> bool:
     would take longer than everything else in `dse status`. Raises ValueError if no run is there.
     """
     folder.raise_if_no_run(root)
-    versions = {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
-    return folder.is_intact_study(root, folder.read(root), versions)
+    return folder.is_intact_study(root, folder.read(root), versions())
+
+
+def versions() -> dict[str, int]:
+    """Returns the versions of cost model and solvers, as rows and cached answers carry them."""
+    return {"model_version": record.MODEL_VERSION, "solver_version": record.SOLVER_VERSION}
+
+
+def versions_text() -> str:
+    """Returns the versions of the package, of cost model and solvers."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    numbers = ", ".join(f"{key.partition('_')[0]} {own}" for key, own in versions().items())
+    try:
+        return f"{version('dse')}, {numbers}"
+    except PackageNotFoundError:  # the source tree, not installed
+        return numbers
+
+
+def other_model(root: Path) -> str:
+    """Returns which versions wrote the rows of a run, if this dse has another cost model; else ""."""
+    written = folder.written_by(root, folder.read(root))
+    return "" if written.startswith(f"model {record.MODEL_VERSION},") else written
 
 
 def cache_rows() -> list[dict[str, Any]]:
@@ -280,8 +301,14 @@ def left_out(root: Path) -> list[str]:
 def status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     """Returns status.json of a run. State "running" becomes "killed" if the process that wrote it is known to
     be gone, else `last_sign_of_life_s` says how long ago it wrote. Raises Damaged, but with skip_damaged, or
-    while the run goes on, not for damaged parts: these are `damaged`, a line each.
+    while the run goes on, not for damaged parts: these are `damaged`, a line each. `written_by`, `this_dse`:
+    versions of model and solvers of the rows, and of the code that reads them.
     """
+    written = folder.written_by(root, folder.read(root))
+    return _status(root, skip_damaged) | {"written_by": written, "this_dse": versions_text()}
+
+
+def _status(root: Path, skip_damaged: bool) -> dict[str, Any]:
     manifest, damaged = folder.verified_parts(root)
     facts, lines = folder.status(root, manifest.identity), [*chain.from_iterable(damaged.values())]
     if lines and not skip_damaged and not (facts and facts.get("state") == "running"):

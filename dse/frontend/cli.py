@@ -275,7 +275,10 @@ def _status(args: argparse.Namespace) -> int:
     if not check.is_intact_study(out):
         from dse.frontend import runs
 
-        runs.study_of(out)  # raises if the folder or its study is damaged
+        try:
+            runs.study_of(out)  # raises if the folder or its study is damaged
+        except folder.OtherVersion as fault:  # what status.json says was counted then, and holds
+            print(_plain(_in_urls(str(fault), args)), file=sys.stderr)
     while True:
         facts = check.status(check.local(args.dir), args.skip_damaged)
         if folder.is_url(args.dir) and facts["state"] == "running":
@@ -291,6 +294,10 @@ def _status(args: argparse.Namespace) -> int:
         is_json = args.format == "json"
         if not is_json:
             facts["solving"] = tables.solving_texts(facts.get("solving"))
+            if "hypervolume" in facts:
+                facts["hypervolume"] = (
+                    f"{units.number(facts['hypervolume'])} (box: this run's feasible points)"
+                )
         _print_facts(
             {key: facts[key] for key in keys if key in facts and (is_json or facts[key] != "")}, args.format
         )
@@ -372,6 +379,7 @@ def _pareto(args: argparse.Namespace) -> int:
     shown = [*parameters, "gap_to_bound", "optimality_gap"] if args.format == "table" else None
     front = run.front(objectives, args.where, by, args.distinct, args.epsilon, args.knee, shown).table
     if args.format != "table":
+        _warn_unfinished(run)
         _print_result(front, args)
         return 0
     columns = [*by, *map(db.column_of, objectives)]
@@ -401,7 +409,7 @@ def _pareto(args: argparse.Namespace) -> int:
         )
     )
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
-    of_whole = [run.certificate()] if is_whole else []
+    of_whole = [run.unfinished(), *([run.certificate()] if is_whole else [])]
     if not (args.where or by):  # the best points of the run, whichever of the front are shown
         of_whole += run.axis_hints(objectives)
     close = _close_line(front, by, [*map(db.column_of, objectives)]) or (run.gap_note() if len(front) else "")
@@ -413,6 +421,13 @@ def _pareto(args: argparse.Namespace) -> int:
     for line in run.fusion_hints(f"{front['machine'][0]}.{front['schedule'][0]}") if len(front) else ():
         tables.print_line(f"machine {front['machine'][0]}: {line}")
     return 0
+
+
+def _warn_unfinished(*runs: Any) -> None:
+    """Says on stderr of which runs rows are missing because they have not finished."""
+    for run in runs:
+        if line := run.unfinished():
+            print(_plain(f"{run.path}: {line}" if len(runs) > 1 else line), file=sys.stderr)
 
 
 def _front_columns(
@@ -519,14 +534,19 @@ def _in_ranges(found: pa.Table, parameter: str, shows_all: str) -> tuple[pa.Tabl
 
     from dse.explain import figures
 
-    values, rows = found["value"].to_pylist(), found["rows"].to_numpy()
+    values = found["value"].to_pylist()
+    rows, paired = (found[name].to_numpy() for name in ("rows", "paired"))
     if not all(isinstance(value, int | float) for value in values):
         return found, ""
     ranges, own = figures.binned(parameter, np.repeat(np.array(values, float), rows).tolist())
-    counts = np.bincount(own)
-    means = np.bincount(own, np.repeat(np.log(found["times_the_mean"].to_numpy()), rows)) / counts
-    columns = {"value": ranges, "rows": counts, "times_the_mean": np.exp(means)}
-    return pa.table(columns), f"{len(values)} values in {len(ranges)} ranges; {shows_all} shows each value"
+    own = own[np.cumsum(rows) - 1]  # the range of each value
+    logs = np.log(np.array(found["times_the_mean"].to_pylist(), float))
+    counts, pairs = (np.bincount(own, one, len(ranges)).astype(int) for one in (rows, paired))
+    sums = np.bincount(own, np.where(paired > 0, paired * logs, 0.0), len(ranges))
+    means = [float(np.exp(total / n)) if n else None for total, n in zip(sums, pairs, strict=True)]
+    columns = {"value": ranges, "rows": counts, "paired": pairs, "times_the_mean": means}
+    ranged = pa.table(columns).replace_schema_metadata(found.schema.metadata)
+    return ranged, f"{len(values)} values in {len(ranges)} ranges; {shows_all} shows each value"
 
 
 def _sql(args: argparse.Namespace) -> int:
@@ -540,10 +560,12 @@ def _sql(args: argparse.Namespace) -> int:
         run = runs.open_all([args.dir, *args.others], **limits)
     from dse.frontend import prompt
 
-    first = next(iter(run.runs.values())) if args.others else run
+    all_runs = [*run.runs.values()] if args.others else [run]
+    first = all_runs[0]
     if args.statement and args.statement.lstrip().startswith("."):
         prompt.command(args.statement.strip().rstrip(";"), run.sql, first.study)
         return 0
+    _warn_unfinished(*all_runs)
     # where the screen is narrow these stay
     objectives = [o.column for o in first.study.objectives]
     parameters = [*studies.columns(first.study, "machines")]
@@ -656,7 +678,9 @@ def _show(args: argparse.Namespace) -> int:
     point = run.show(args.point, args.schedule)
     for line in plausible.lines_of_machine(run.study.space, point.machine):
         print(_plain(line), file=sys.stderr)
-    solved = [point.given_schedule] if point.given_schedule else point.solutions
+    if args.point.startswith("best"):
+        _warn_unfinished(run)
+    solved = [point.given_schedule] if point.given_schedule else point.with_einsum(args.einsum)
     if args.export:
         return _write_point(args, run, point)
     neighbours = run.neighbours(point.machine) if args.neighbours else None
@@ -972,11 +996,15 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _pack(args: argparse.Namespace) -> int:
+    from dse.frontend import check
     from dse.run import pack
 
     root = Path(args.dir)
     out = Path(args.output or f"{root.resolve().name}.zip")
     size = pack.pack(root, out)
+    if versions := check.other_model(root):
+        line = f"{root}: written by {versions}; only a dse of that model reads its rows"
+        print(_plain(line), file=sys.stderr)
     tables.print_line(
         f"{out}: {size / 1e6:.1f} MB; next: dse show {out} best, dse sql {out}, dse pareto {out}"
     )
@@ -1076,6 +1104,9 @@ def _print_compared(one: Any) -> None:
     """Prints a table of `compare`: the unit of a column such as `energy_pj A` is in its cells."""
     keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
     heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
+    if not one.rows:
+        tables.print_line(f"{one.title}\n")
+        return
     is_metric = one.header[0] == "metric"
     rows = [(units.label(row[0]), *row[1:]) if is_metric else row for row in one.rows]
     tables.print_table(heads, rows, one.title, unit_keys=keys)

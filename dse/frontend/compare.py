@@ -8,13 +8,12 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dse.explain import values
+from dse.explain import units, values
 from dse.explain.values import Table
 from dse.frontend import check
 from dse.frontend.answers import Row
@@ -32,6 +31,7 @@ from workloads.graph import names_text
 
 METRICS = ("energy_pj", "latency_cycles", "latency_ns", "initiation_interval_cycles", "edp_pj_ns")
 COUNTS = ("state", "done", "ok", "infeasible", "pruned", "error", "front")
+HYPERVOLUME = "hypervolume"
 TAGS = "tags.json"  # in a run's folder
 RUN_COLUMNS = ("run", "state", "study", "machines", "front", "hypervolume", "tags", "time")
 
@@ -69,13 +69,16 @@ def mappings(a: Mapped, b: Mapped) -> list[Table]:
         for own in groups
     ]
     title = f"{a.workload.name} on {a.arch.name}"
+    levels = tuple(_level_rows(a, b, costs_a, costs_b, groups))
     return [
         Table(title, ("metric", "A", "B", "change"), tuple(totals), key="totals"),
         Table("einsums", EINSUM_COLUMNS, tuple(rows), key="einsums"),
         Table(
-            "traffic and energy that differ, per einsum and level",
+            "traffic and energy that differ, per einsum and level"
+            if levels
+            else "no traffic or energy differs",
             LEVEL_COLUMNS,
-            tuple(_level_rows(a, b, costs_a, costs_b, groups)),
+            levels,
             "Levels at which nothing changed are left out; moved: bytes read and written.",
             "traffic",
         ),
@@ -232,17 +235,10 @@ def points(run: Run, a: str, b: str) -> list[Table]:
     )
     pairs = [(key, shown[0].row.get(key), shown[1].row.get(key)) for key in keys]
     gaps = [one.row.get("optimality_gap") for one in shown]
-    tables = [
-        Table(
-            f"machine {shown[0].machine} (A), machine {shown[1].machine} (B)",
-            ("metric", "A", "B", "change"),
-            tuple(
-                (key, *_pair_of(a_value, b_value)) for key, a_value, b_value in pairs if a_value != b_value
-            ),
-            _gap_note(gaps),
-            "machines",
-        )
-    ]
+    differing = [(key, *_pair_of(*pair)) for key, *pair in pairs if pair[0] != pair[1]]
+    title = f"machine {shown[0].machine} (A), machine {shown[1].machine} (B){'' if differing else ': equal'}"
+    header = ("metric", "A", "B", "change")
+    tables = [Table(title, header, tuple(differing), _gap_note(gaps), "machines")]
     for first, second in zip(shown[0].solutions, shown[1].solutions, strict=True):
         totals, *others = mappings(first, second)
         name = first.workload.name
@@ -288,7 +284,7 @@ def runs(a: Run, b: Run) -> list[Table]:
     notes = list[str]()
     if a.objectives() == b.objectives() and (both := _hypervolumes(a, b)):
         (before, after), note = both
-        best.append(("hypervolume", before, after, growth(before, after)))
+        best.append((HYPERVOLUME, before, after, growth(before, after)))
         notes.append(note)
     gaps = a.worst_gap(), b.worst_gap()
     notes += filter(None, [_gap_note(gaps)])
@@ -331,30 +327,48 @@ def to_json(comparison: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
 
 
 def shown(table: Table) -> Table:
-    """Returns a table with its cells as text: of a table whose columns are A and B the values by the name in
-    the first column, shares of growth in percent, long texts cut.
+    """Returns a table with its cells as text: values of A and B in one unit per row, by the name in the first
+    column or of their own, shares of growth in percent, long texts cut.
     """
     missing = "none" if table.header[0] in ("key", "objective") else ""  # of runs; of machines
+    header = table.header
+    columns_a = [i for i, head in enumerate(header) if head == "A" or head.endswith(" A")]
 
-    def cell(key: str, head: str, value: Any) -> Any:
-        if "change" in head:
-            return _growth_text(value)
-        if head not in ("A", "B"):
-            return value
-        if value is None:
-            return missing
-        unit = " GB/s" if key.endswith((".bandwidth", ".write_bandwidth")) else ""
-        return _short(value) if isinstance(value, str) else fact(key.partition(":")[0], value) + unit
+    def cells(row: Sequence[Any]) -> Iterator[Any]:
+        pairs = {
+            i: _pair_texts(header[i].removesuffix("A").strip() or str(row[0]), *row[i : i + 2])
+            for i in columns_a
+        }
+        for i, value in enumerate(row):
+            if i in pairs or i - 1 in pairs:
+                text = pairs[i][0] if i in pairs else pairs[i - 1][1]
+                yield missing if text is None else text
+            elif "change" in header[i]:
+                a, b = row[i - 2 : i]
+                yield "equal" if a is not None and a == b else _growth_text(value)
+            else:
+                text = names_text(value) if isinstance(value, tuple) else value
+                yield f"{text} (one box)" if text == HYPERVOLUME else text
 
-    rows = (
-        (
-            names_text(row[0]) if isinstance(row[0], tuple) else row[0],
-            *map(partial(cell, row[0]), table.header[1:], row[1:]),
-        )
-        for row in table.rows
+    names = tuple("einsum" if name == "einsums" else name for name in header)  # as `dse map` has it
+    return replace(table, header=names, rows=tuple(tuple(cells(row)) for row in table.rows))
+
+
+def _pair_texts(key: str, a: Any, b: Any) -> tuple[str | None, str | None]:
+    """Returns a value of A and of B as text, numbers that are no whole ones in one unit; None: no value."""
+    name = key.partition(":")[0]
+    unit = " GB/s" if name.endswith((".bandwidth", ".write_bandwidth")) else ""
+    shared = (
+        units.column(name, [a, b]) if isinstance(a, float) and isinstance(b, float) and not unit else None
     )
-    header = tuple("einsum" if name == "einsums" else name for name in table.header)  # as `dse map` has it
-    return replace(table, header=header, rows=tuple(rows))
+    if shared and not name.endswith(("_s", "seconds", "time")):
+        return shared[0], shared[1]
+    texts = (
+        None if one is None else _short(one) if isinstance(one, str) else fact(name, one) + unit
+        for one in (a, b)
+    )
+    first, second = texts
+    return first, second
 
 
 def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
@@ -424,4 +438,6 @@ def _run_row(root: Path) -> tuple[Any, ...]:
         return str(root), "damaged", name, None, None, None, tags, ""
     time = fact("time", facts["time"]) if "time" in facts else ""
     counts = (facts["done"], facts.get("front"), facts.get("hypervolume"))
-    return str(root), facts["state"], name, *counts, tags, time
+    versions = check.other_model(root)
+    state = facts["state"] + f" (by {versions}: other costs)" * bool(versions)
+    return str(root), state, name, *counts, tags, time

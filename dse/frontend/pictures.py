@@ -105,6 +105,9 @@ class Opened(Protocol):
     def gap_note(self) -> str:
         """How far costs lie above their optima; "": they do not."""
 
+    def unfinished(self) -> str:
+        """How many of its machines are solved; "": the run has finished."""
+
     def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """A line about axes at whose end all that is best in an objective lies."""
 
@@ -126,9 +129,12 @@ def of_run(run: Opened, kind: str, point: str | int = "best", workload: str = ""
 
 
 def name_of(run: Opened) -> str:
-    """Returns the title of a run: study and workloads, or only workloads if the study is named after them."""
+    """Returns the title of a run: study and workloads, or only workloads if the study is named after them;
+    how many machines of a run that has not finished are solved.
+    """
     names = ", ".join(ref.name for ref in run.study.workloads)
-    return names if names == run.study.name else f"{run.study.name}: {names}"
+    title = names if names == run.study.name else f"{run.study.name}: {names}"
+    return ", ".join(filter(None, (title, run.unfinished().partition(":")[0])))
 
 
 def _points(run: Opened, columns: Sequence[str]) -> pa.Table:

@@ -1,9 +1,12 @@
-"""The prompt of `dse sql DIR`: statements, a line each, and commands that begin with a dot."""
+"""The prompt of `dse sql DIR`: statements, until a semicolon or an empty line, and commands that begin with a
+dot, a line each.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,6 +19,7 @@ from dse.run import record
 from dse.study import study as studies
 from dse.study.study import Study
 
+COMMAND = re.compile(r"\.[a-z]")  # a line of SQL may begin with .5
 ROWS = 40  # rows of an answer that are shown at most, until .rows says otherwise
 MAX_HISTORY = 1000  # lines that are kept between sessions
 HELP = (
@@ -27,8 +31,11 @@ HELP = (
         "columns with type, unit and meaning; of one view, or of all; of a macro its arguments",
     ),
     (".rows N", f"rows that are shown of an answer; 0: all (at first as many as fit, at most {ROWS})"),
-    (".quit", "end; so does an empty line, or Ctrl-D"),
-    ("a statement", "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE in one line, e.g. FROM designs LIMIT 10"),
+    (".quit", "end; so does Ctrl-D"),
+    (
+        "a statement",
+        "SELECT, WITH, FROM, DESCRIBE or SUMMARIZE, lines up to a ; or an empty one: FROM designs LIMIT 10;",
+    ),
 )
 ROW_IS = {  # view -> what one row is
     "designs": "a point with its machine's parameters",
@@ -59,7 +66,7 @@ Show = Callable[[Any, str, int | None], None]
 
 
 def run(ask: Ask, show: Show, study: Study) -> None:
-    """Answers lines until an empty one, .quit or the end of input. study: whose columns the views have."""
+    """Answers commands and statements until .quit or the end of input. study: of whose columns views are."""
     views, columns = _views(ask)
     names = {one["column_name"] for one in columns}
     if sys.stdin.isatty():
@@ -72,19 +79,43 @@ def run(ask: Ask, show: Show, study: Study) -> None:
                 *(word.split()[0] for word, _ in HELP if word[0] == "."),
             ]
         )
-    print(f"views: {', '.join(views)}; .help lists commands, an empty line ends")
+    print(f"views: {', '.join(views)}; .help lists commands, a statement ends with ; or an empty line")
     rows: int | None = None
-    while (line := tables.ask("dse> ").strip()) not in ("", ".quit", ".exit"):
-        word, *words = line.split()
+    for text in _texts():
+        word, *words = text.split()
         try:
             if word == ".rows":
                 rows = _rows(words)
             elif word.startswith("."):
                 _command(word, words, views, columns, study)
             else:
-                show(ask(line), line, rows)
+                show(ask(text), text, rows)
         except ValueError as fault:
             print(tables.safe(str(fault)))
+
+
+def _texts() -> Iterator[str]:
+    """Yields each command, a line, and each statement: lines up to one that ends in a semicolon, an empty
+    line, a command or the end of input. Ends at .quit.
+    """
+    pending: list[str] = []
+    line: str | None = ""
+    while line is not None:
+        line = tables.ask("...> " if pending else "dse> ")
+        word = (line or "").strip()
+        is_command = bool(COMMAND.match(word))
+        if pending and (is_command or not word):
+            yield "\n".join(pending)
+            pending = []
+        if word in (".quit", ".exit"):
+            return
+        if is_command:
+            yield word
+        elif word:
+            pending.append((line or "").rstrip())
+            if word.endswith(";"):
+                yield "\n".join(pending)
+                pending = []
 
 
 def command(line: str, ask: Ask, study: Study) -> None:

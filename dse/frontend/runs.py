@@ -12,6 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache as cache_in_memory
 from itertools import chain
@@ -33,6 +34,7 @@ from dse.study import study as studies
 from dse.study.study import Study
 from hw import space as spaces
 from hw.arch import Arch
+from hw.component import closest_name
 from hw.machine import arch as build_arch
 from workloads.graph import Workload
 from workloads.meant import meant
@@ -119,7 +121,7 @@ class Point:
             rest["certificate"] = short_certificate(rest["certificate"])
         head = tables.facts(rest, self.why_chosen, width)
         if self.given_schedule is None:
-            return "\n".join([head, *(one.text(einsum, width, why) for one in self.solutions)])
+            return "\n".join([head, *(one.text(einsum, width, why) for one in self.with_einsum(einsum))])
         rows = [(units.label(metric), *cells) for metric, *cells in self.compared()]
         comparison = tables.table(
             ("metric", "found", "given", "change"),
@@ -127,6 +129,16 @@ class Point:
             f"{self.given_schedule.workload.name}: the schedule found, the one given",
         )
         return "\n".join([head, comparison, self.given_schedule.text(einsum, width, why)])
+
+    def with_einsum(self, name: str | None) -> tuple[Mapped, ...]:
+        """Returns the solutions whose workload has this einsum; all for None and "all". Raises ValueError."""
+        if name in (None, "all") or not self.solutions:
+            return self.solutions
+        names = [[own.name for own in one.workload.einsums] for one in self.solutions]
+        if not any(name in own for own in names):
+            advice = closest_name(str(name), ["all", *dict.fromkeys(chain.from_iterable(names))])
+            raise ValueError(f"--einsum {name}: no workload of the run has such an einsum; {advice}")
+        return tuple(one for one, own in zip(self.solutions, names, strict=True) if name in own)
 
     def __getattr__(self, name: str) -> Any:
         """Returns one of the columns of `row`, as in x.energy_pj or x.certificate; of a point of one workload
@@ -225,6 +237,22 @@ class Run:
         """Returns state, rate and progress as `dse status --format json` prints them."""
         return check.status(self.path, self.skip_damaged)
 
+    def unfinished(self) -> str:
+        """Returns how many of its machines a run that has not finished has solved, in one line; "" of one
+        that has, and where its status is lost.
+        """
+        with suppress(ValueError):
+            status = check.status(self.path, skip_damaged=True)
+            state, done, planned = (status.get(key) for key in ("state", "done", "planned"))
+            if state in ("finished", "not started") or planned is None:
+                return ""
+            goes_on = "" if state == "running" else f"; dse resume {self.url or self.path} goes on"
+            return (
+                f"{done:,} of {planned:,} machines solved ({state}): fronts, best values and counts are of "
+                f"these{goes_on}"
+            )
+        return ""
+
     def objectives(self) -> list[str]:
         """Returns the study's objectives as `column:direction`, in order."""
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
@@ -305,9 +333,13 @@ class Run:
     def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """Returns a line for each group of objectives whose best points all lie at ends of axes of numbers:
         wider, these may have better ones. Area is left out (less of anything is smaller), and so are axes of
-        which the run has one value yet. objectives: of the study's these alone; (): all.
+        which the run has one value yet. Of a run that has not finished it returns none: its machines need not
+        be spread evenly. objectives: of the study's these alone; (): all.
         """
         from analysis import db
+
+        if self.unfinished():
+            return []
 
         axes = [
             axis
@@ -1014,8 +1046,7 @@ def study_of(text: str | Path) -> Study:
         if key.startswith("workloads.")
     }
     study = studies.load(path, within=root, digests=digests)
-    if lines := folder.other_study_faults(root, manifest, studies.identity(study)):
-        raise folder.Damaged("\n".join(lines))
+    folder.raise_if_other_study(root, manifest, studies.identity(study))
     if manifest.groups and env is None:
         logging.getLogger("dse").warning(
             "%s: lost, damaged or of another run; %s", root / folder.ENV, folder.advice(root)

@@ -371,12 +371,12 @@ def plain(value: Any) -> Any:
     )
 
 
-def ask(prompt: str) -> str:
-    """Returns a line from the user; "" at the end of input."""
+def ask(prompt: str) -> str | None:
+    """Returns a line from the user; None at the end of input."""
     try:
         return input(prompt)
     except EOFError:
-        return ""
+        return None
 
 
 def print_rows(

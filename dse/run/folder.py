@@ -71,6 +71,10 @@ class Damaged(ValueError):
     exit_code = 1
 
 
+class OtherVersion(Damaged):
+    """The rows of a sound run folder are of another cost model than this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One Parquet file of a group as the manifest names it; crc: CRC-32 of its bytes."""
@@ -747,26 +751,46 @@ def is_intact_study(root: Path, manifest: Manifest, versions: Mapping[str, int])
     )
 
 
-def other_study_faults(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> list[str]:
-    """A message if the rows of the folder belong to another study, or to another cost model; else no message.
-    What another version of the solvers found costs what it did.
+VERSIONS = ("model_version", "solver_version")
+
+
+def raise_if_other_study(root: Path, manifest: Manifest, identity: Mapping[str, str]) -> None:
+    """Raises OtherVersion if the rows of the folder are of another cost model, Damaged if they belong to
+    another study. What another version of the solvers found costs what it did.
+
+    Where study.yaml and its inputs are byte for byte those of the rows, keys that only one of the versions
+    has, and how it reads the machine, make no other study.
     """
-    if manifest.identity and digest(identity) != manifest.identity:
-        written = (env(root, manifest) or {"identity": {}})["identity"]
-        versions = {name: written.get(name) for name in ("model_version", "solver_version")}
-        same_study = bool(written) and digest({**identity, **versions}) == manifest.identity
-        if same_study and versions["model_version"] == identity["model_version"]:
-            return []
-        if same_study:
-            return [
-                f"{root}: rows of MODEL_VERSION {versions['model_version']}, this dse has "
-                f"{identity['model_version']}: costs have changed since; read them with the dse that wrote "
-                "them (env.json names its version), or run the study again into another folder"
-            ]
-        difference = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
-        return [
-            files_of_other_studies(root)
-            or f"{root / STUDY}: not the study of the rows ({difference}); restore the study.yaml that "
-            "was replaced"
-        ]
-    return []
+    if not manifest.identity or digest(identity) == manifest.identity:
+        return
+    env_data = env(root, manifest) or {"identity": {}, "files": {}}
+    written, same_files = (
+        env_data["identity"],
+        STUDY in env_data["files"] and not damaged_inputs(root, env_data),
+    )
+    of_version = {*VERSIONS, "machine"} if same_files else {*VERSIONS}
+    compared = written.keys() & identity.keys() if same_files else written.keys() | identity.keys()
+    if written and all(written.get(key) == identity.get(key) for key in compared - of_version):
+        if written["model_version"] == identity["model_version"]:
+            return
+        raise OtherVersion(
+            f"{root}: written by {_versions_text(written)}, this is {_versions_text(identity)}: costs have "
+            "changed since, and rows of different versions are not mixed; read them with the dse that wrote "
+            f"them, or solve again: dse run {root / STUDY} --out NEW"
+        )
+    difference = f"{MANIFEST} has identity {manifest.identity}, {STUDY} has {digest(identity)}"
+    raise Damaged(
+        files_of_other_studies(root)
+        or f"{root / STUDY}: not the study of the rows ({difference}); restore the study.yaml that was "
+        "replaced"
+    )
+
+
+def _versions_text(identity: Mapping[str, str]) -> str:
+    return f"model {identity['model_version']}, solver {identity['solver_version']}"
+
+
+def written_by(root: Path, manifest: Manifest) -> str:
+    """Returns which versions of model and solvers wrote the rows of a folder; "": none, or env.json lost."""
+    written = (env(root, manifest) or {}).get("identity", {}) if manifest.identity else {}
+    return _versions_text(written) if {*VERSIONS} <= written.keys() else ""

@@ -39,9 +39,8 @@ def write(
     except optuna.exceptions.DuplicatedStudyError:
         raise ValueError(f"{target}: has a study {name} already; give another storage") from None
     except Exception as fault:  # of the operating system, SQLAlchemy, or a driver that is not installed
-        raise ValueError(
-            f"{target}: {' '.join(str(fault).split())[:200]}; give FILE or sqlite:///FILE"
-        ) from None
+        reason = " ".join(str(fault).partition("[SQL:")[0].split())[:200]
+        raise ValueError(f"{target}: {reason}; give another FILE or sqlite:///FILE") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(list(objectives))
