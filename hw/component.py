@@ -1244,7 +1244,9 @@ def _or_table(number: float | None, table: float) -> float:
 
 
 def compute_of(spec: Machine, node: MacUnit) -> Compute:
-    """Returns the compute of a machine. Raises ComponentError for values outside of the tables."""
+    """Returns the compute of a machine. Raises ComponentError for values outside of the tables. Several
+    operations per cycle are done by as many units of the table: area and leakage of each.
+    """
     spec = at_supply(spec, node)
     if spec.vdd is not None and spec.clock_mhz > (most := _device_of(spec).highest_mhz(spec.vdd)) * (
         1 + 1e-9
@@ -1260,12 +1262,13 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         else at_vdd(spec, mac(node.kind, _node_nm(spec), spec.cell))
     )
     alu = _or_table(node.alu_pj, mac_unit.alu_pj)
+    units = max(1.0, node.ops_per_cycle)  # units of the table, which do one operation per cycle each
     compute = Compute(
         mac_pj=_or_table(node.mac_pj, mac_unit.mac_pj),
         alu_pj=alu,
         ops_per_cycle=node.ops_per_cycle,
-        leak_mw=_or_table(node.leak_mw, mac_unit.leak_mw),
-        area_mm2=_or_table(node.area_mm2, mac_unit.area_mm2),
+        leak_mw=_or_table(node.leak_mw, units * mac_unit.leak_mw),
+        area_mm2=_or_table(node.area_mm2, units * mac_unit.area_mm2),
         merge_pj=_or_table(node.merge_pj, alu),
         gates=node.gates,
     )
