@@ -328,9 +328,10 @@ BANKINGS = (1, 2, 4, 8, 16)  # numbers of banks that a memory of kind custom may
 
 def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
     """Returns the energies (pJ), leakages and areas by name of those parts of the tables that a part of kind
-    custom may be: MAC units of its bits; SRAMs of its capacity in banks (BANKINGS), or flip-flops, with the
-    energy per bit of the nearest width that the table has, leakage and area of any; for an unbounded
-    outermost memory the energies of DRAMs. Of a machine without node_nm those of the smallest and of the
+    custom may be: MAC units of its bits, as many as it does operations per cycle (none for a unit without
+    MACs); SRAMs of its capacity in banks (BANKINGS), or flip-flops, with the energy per bit of the nearest
+    width that the table has, leakage and area of any; for an unbounded outermost memory the energies of
+    DRAMs. Of a machine without node_nm those of the smallest and of the
     largest node. {}: the tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
@@ -341,7 +342,9 @@ def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict
     if isinstance(node, MacUnit):
         kinds = [row["kind"] for row in rows("mac") if int(row["bits"]) == word_bits]
         units = [mac(kind, nm, spec.cell) for kind in kinds for nm in ends_nm]
-        return _columns(("mac_pj", "leak_mw", "area_mm2"), units)
+        n = max(1.0, node.ops_per_cycle)
+        units = [replace(one, leak_mw=n * one.leak_mw, area_mm2=n * one.area_mm2) for one in units]
+        return _columns(("mac_pj", "leak_mw", "area_mm2"), units if node.mac_pj != 0 else [])
     if node.capacity is None:
         drams = [dram(kind) for kind in dram_kinds()] if node is spec.nodes[0] else []
         per_bit = _columns(("read_pj_per_bit", "write_pj_per_bit"), drams)

@@ -39,7 +39,9 @@ from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.frontend.compare import compare
 from dse.run import folder
 from dse.study import study as studies
+from hw.component import build
 from hw.machine import find, load, load_arch, names
+from hw.space import override
 from tests.amount import some
 from tests.commands import dse, good
 from tests.test_layers import HEAVY, loaded_by
@@ -565,6 +567,20 @@ def test_a_number_that_is_hardly_meant_is_a_warning(home: Path, old: str, new: s
     line = check.file(str(home / "given.yaml"))[0]
     assert line.count("warning") == bool(said)
     assert said in line
+
+
+def test_more_accesses_than_ports_are_noted() -> None:
+    """Of SRAM of the tables, with one port per bank; a register file may have three."""
+
+    def notes(**given: object) -> list[str]:
+        spec = override(load("edge_array"), {key.replace("_", ".", 1): value for key, value in given.items()})
+        return [line for line in plausible.machine_lines(spec, build(spec)) if "accesses per clock" in line]
+
+    assert not notes(gbuf_banks=2, gbuf_actions_per_cycle=2, regf_actions_per_cycle=3)
+    [line] = notes(gbuf_banks=2, gbuf_actions_per_cycle=3)
+    assert line.startswith(
+        "note: gbuf.actions_per_cycle asks for 3 accesses per clock of 2 banks of one port"
+    )
 
 
 def test_an_sram_slower_than_the_clock_is_named_with_what_helps(home: Path) -> None:

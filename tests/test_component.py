@@ -304,7 +304,7 @@ def test_given_numbers_override_the_table() -> None:
 
 
 def test_operations_per_cycle_of_a_table_unit_cost_as_many_units() -> None:
-    """One unit of ten operations per cycle has the silicon of ten PEs; given numbers stay, also in columns."""
+    """One of ten operations per cycle has the silicon of ten; given numbers stay, also in columns."""
     (*outer, one), row = EDGE.nodes, mac("int8", 32, "lop")
 
     def compute(**given: float) -> tuple[float, float, float]:

@@ -29,6 +29,8 @@ ODD_ENERGY = 0.25
 # times the tables' numbers, either way, of a part of kind custom, which may be of another technology; of a
 # DRAM, whose kinds are all in the table
 FAR, FAR_DRAM = 5, 1.25
+# bytes of a bank up to which an sram may be a register file, and ports that such a one has (2 read, 1 write)
+FILE_BYTES, FILE_PORTS = 1024, 3
 FAR_MAC = 3  # the same of a MAC unit without node_nm, for which the tables' range is that of all nodes
 OPERAND = 0.75  # share of a MAC's energy that an operand costs at most in a register of kind custom
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
@@ -66,7 +68,7 @@ def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
     )
     numbers = {line.split(" = ")[0] for line in warnings}
     warnings += tuple(line for line in _odd_part(spec, arch) if line.split(" = ")[0] not in numbers)
-    notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch)
+    notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch), *_above_ports(spec, arch)
     return [*(f"note: {line}" for line in notes), *(f"warning: {line}" for line in warnings)]
 
 
@@ -215,6 +217,29 @@ def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{spec.clock_mhz:g} MHz; memory.slow: divide), so its bandwidth is at most {rate:.3g} "
                 f"{'access' if rate == 1 else 'accesses'} per cycle; more banks (e.g. "
                 f"{node.banks * level.access_cycles}) or clock_mhz up to {floor(1e3 / cycle_ns)} raise it"
+            )
+
+
+def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per sram that is given more accesses per clock than its banks have ports: the tables know
+    SRAM with one, which then works several times per clock. Register files (FILE_BYTES) may have FILE_PORTS.
+    """
+    levels = {level.name: level for level in arch.levels}
+    for node in spec.nodes:
+        if (
+            not isinstance(node, Memory)
+            or node.kind != "sram"
+            or (level := levels.get(node.name.upper())) is None
+        ):
+            continue
+        key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
+        ports = FILE_PORTS if (node.capacity or 0) <= FILE_BYTES * node.banks else 1
+        if getattr(node, key) is not None and level.bandwidth > node.banks * ports * (1 + 1e-9):
+            banks = f"{node.banks} bank{'s' * (node.banks > 1)} of one port"
+            yield (
+                f"{node.name}.{key} asks for {level.bandwidth:.3g} accesses per clock of {banks} (SRAM of "
+                f"the tables): each works {level.bandwidth / node.banks:.3g} times per clock, at no cost in "
+                f"area; {node.banks} is one each, or raise banks"
             )
 
 
