@@ -26,7 +26,7 @@ from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
-from dse.solve.options import without_widths
+from dse.solve.options import SolverOptions, without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
@@ -311,10 +311,15 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
         f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
         f"{arch.levels[0].name}"
     )
-    if not (schedule_name := next(fusing_schedules(arch, workload), "")):
+    from dse.solve import solve  # its compiled functions take long to load, and `dse check` needs none
+
+    fusing = [*fusing_schedules(arch, workload)]
+    names = (name for name in fusing if solve.is_taken(arch, workload, SolverOptions(schedule=name)))
+    if not (schedule_name := next(names, "")):
         without = without_widths(arch.with_widths())
         one_width = f" in memories that narrow or widen elements ({without}: without)" if without else ""
-        return f"{line}; no solver fuses them on {arch.name}{one_width}"
+        rules = " under the rules of its `mapping`" * bool(fusing and arch.mapping)
+        return f"{line}; no solver fuses them on {arch.name}{rules or one_width}"
     # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was
     # given or the mapper is optimal
     mapper_is_settled = solution.space or any(
