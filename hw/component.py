@@ -738,6 +738,12 @@ def rule_faults(rules: Sequence[Rule], nodes: Sequence[Node | None], prefix: str
                         f"{key}.{name} = {_rule_value(rule, name)} cannot be: the outermost level holds "
                         "every tensor whole; leave it out"
                     )
+        node = next((node for node in nodes if isinstance(node, Memory) and node.name == at), None)
+        if node and rule.bypass and node.bypass is False:
+            yield (
+                f"{key}.bypass = {_rule_value(rule, 'bypass')} contradicts {node.name}.bypass = false: no "
+                "tensor that may stand there passes it by; leave one of both out"
+            )
         if both := [name for name in rule.keep if name in rule.bypass]:
             yield f"{key}.bypass = {both[0]} is in keep too; leave one out"
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -358,6 +359,15 @@ def test_a_band_is_said_to_be_shaded_where_it_is_seen() -> None:
         for factor in (1.001, 1.2)
     ]
     assert ["shaded" in title for title in titles] == [False, True]
+
+
+def test_a_ski_slope_leaves_out_rules_at_what_it_has_not() -> None:
+    rules = [{"at": "x", "ranks": ["output_channel"], "factors": {"output_channel": 2}}, {"utilization": 0.1}]
+    found = dse.map("gemm:m=8,n=4,k=4", "edge_array", **{"solver.mapping": rules})
+    slope = figures.ski_slope(found.arch, found.workload, found.options, found.solution)
+    plain = figures.ski_slope(found.arch, found.workload, replace(found.options, mapping=()), found.solution)
+    assert slope.points == plain.points
+    assert slope.certificate == f"{plain.certificate}; without rules of mappings: x, utilization"
 
 
 def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:

@@ -292,15 +292,20 @@ def ski_slope(
     `found` on the machine `arch` itself.
 
     The minima are those of a machine with this one buffer, on which only outermost traffic costs energy
-    (`_one_buffer`). Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
+    (`_one_buffer`). Rules for mappings at dimensions and other memories are left out, and the claim names
+    them. Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
     einsum_tensor_bytes = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
     log2_largest = ceil(log2(max(map(sum, einsum_tensor_bytes))))
     capacities = [2.0**i for i in range(max(MIN_LOG2_BYTES, log2_largest - MAX_DOUBLINGS), log2_largest + 2)]
     points, claims = [], []
+    outer_name = arch.levels[0].name
+    left_out = [rule for rule in (*arch.mapping, *options.mapping) if rule.at.upper() != outer_name]
+    kept = tuple(rule for rule in options.mapping if rule.at.upper() == outer_name)
+    options = replace(options, objective="energy", mapping=kept)
     for number, capacity in enumerate(capacities):
         progress(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
-        answer = solve.cached(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
+        answer = solve.cached(_one_buffer(arch, capacity), workload, options)
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
         claims += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
     occurrences = [*zip(workload.einsums, counts(workload), strict=True)]
@@ -317,7 +322,10 @@ def ski_slope(
         if isinstance(found, Infeasible)
         else (on_chip_bytes, main_memory_bytes(arch, costed_einsums(workload, found)))
     )
-    return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(claims)), compulsory, own_point)
+    if left_out:
+        places = dict.fromkeys(rule.at.lower() or "utilization" for rule in left_out)
+        claims.append(f"without rules of mappings: {', '.join(places)}")
+    return Slope(outer_name, tuple(points), "; ".join(dict.fromkeys(claims)), compulsory, own_point)
 
 
 def stored_bytes(p: Projection, arch: Arch) -> float:
@@ -336,8 +344,11 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
         read_pj=arch.levels[0].width_bits / 8,
         write_pj=arch.levels[0].width_bits / 8,
     )
+    rules = tuple(rule for rule in arch.mapping if rule.at.upper() == outer.name)
     buffer = Level("BUFFER", round(8 * capacity), arch.word_bits, 0.0, 0.0, bypass=False)
-    return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0), units=())
+    return replace(
+        arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0), units=(), mapping=rules
+    )
 
 
 class RetentionBar(NamedTuple):

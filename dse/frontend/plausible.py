@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from math import ceil, floor, inf, isclose
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hw import component, machine
-from hw.arch import Arch, Array, Machine, MacUnit, Memory
+from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
 from hw.space import Space, Unbuildable, apply, decode, values
 from hw.voltage import energy_factor
 from workloads import document
+
+if TYPE_CHECKING:  # `dse check` of a machine needs none
+    from workloads.graph import Workload
 
 BUILT = 256  # machines of a study that are built, to see whether all can be
 MAX_ODD = 8  # lines about numbers of a study's machines
@@ -51,7 +55,8 @@ def machine_lines(spec: Machine, arch: Arch) -> list[str]:
     """Returns lines about numbers of a machine that are hardly meant, and parts slower than the clock."""
     specs = [own for own, _ in component.unit_specs(spec)] if arch.units else [spec]
     pairs = zip(specs, arch.units or (arch,), strict=True)
-    return list(dict.fromkeys(line for pair in pairs for line in _lines_of_one(*pair)))
+    names = (f"note: {line}" for line in _odd_names(spec))
+    return list(dict.fromkeys((*names, *(line for pair in pairs for line in _lines_of_one(*pair)))))
 
 
 def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
@@ -70,6 +75,58 @@ def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
     warnings += tuple(line for line in _odd_part(spec, arch) if line.split(" = ")[0] not in numbers)
     notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch), *_above_ports(spec, arch)
     return [*(f"note: {line}" for line in notes), *(f"warning: {line}" for line in warnings)]
+
+
+def _odd_names(spec: Machine) -> Iterator[str]:
+    """Yields a line per name in rules for mappings that is close to a role or kind, and none."""
+    for i, rule in enumerate(spec.mapping):
+        for key, given, known in rule_names(rule):
+            for name in given:
+                if near := _near(name, known):
+                    what = "kind of einsum" if key == "einsums" else "role"
+                    yield f"mapping[{i}].{key} = {name} is no {what}; did you mean {near}?"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Returns the role or kind that a word is close to; "": it is one, or close to none."""
+    return "" if name in known else next(iter(get_close_matches(name, known, 1, 0.75)), "")
+
+
+def rule_names(rule: Rule) -> list[tuple[str, Sequence[str], tuple[str, ...]]]:
+    """Returns (key, names that a rule gives there, roles or kinds that stand for names there)."""
+    return [
+        ("einsums", rule.einsums, EINSUM_KINDS),
+        ("ranks", rule.ranks or (), RANK_ROLES),
+        ("factors", [factor.rank for factor in rule.factors], RANK_ROLES),
+        ("keep", rule.keep, ROLES),
+        ("bypass", rule.bypass, ROLES),
+        ("tile", [limit.tensor for limit in rule.tile], ROLES),
+    ]
+
+
+def rules_of_nothing(spec: Machine, workloads: Sequence[Workload]) -> list[str]:
+    """Returns a line per rule of a machine of which a key names nothing of any einsum of these workloads; not
+    of names that `machine_lines` says are close to a role. No workloads: no lines.
+    """
+    from dse.mapping.constraints import einsum_kind
+
+    einsums = [e for workload in workloads for e in workload.einsums]
+    own = {
+        "einsums": {name for e in einsums for name in (e.name, einsum_kind(e))},
+        "ranks": {rank for e in einsums for rank, _ in e.extents},
+        "tensors": {p.tensor for e in einsums for p in e.tensors()},
+    }
+    kinds = {"ranks": "ranks", "factors": "ranks", "einsums": "einsums"}
+    lines = []
+    for i, rule in enumerate(spec.mapping):
+        for key, given, roles in rule_names(rule):
+            known = own[kinds.get(key, "tensors")] | {*roles}
+            if einsums and given and not known & {*given} and not any(_near(name, roles) for name in given):
+                shown, near = ", ".join(given), component.closest_name(given[0], sorted(known))
+                of = ", ".join(dict.fromkeys(workload.name for workload in workloads))
+                lines.append(f"note: mapping[{i}].{key} = {shown} names nothing of {of}; {near}")
+                break
+    return lines
 
 
 def lines_not_shipped(spec: Machine, arch: Arch) -> list[str]:
