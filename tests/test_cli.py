@@ -492,6 +492,18 @@ def test_no_number_of_a_shipped_machine_is_called_odd_but_by_its_own_table() -> 
             "dram.bandwidth = 100 is 7.81 times the tables' 12.8",
         ),
         ("channels: 2", "channels: 2, bandwidth: 10 GB/s", ""),
+        (
+            "128 KiB, w",
+            "128 KiB, bits: {output: 4}, w",
+            "gbuf.bits.output = 4 is narrower than one operand (8",
+        ),
+        ("128 KiB, w", "128 KiB, bits: {output: 320}, w", "gbuf.bits.output = 320 is wider than sums are"),
+        ("128 KiB, w", "128 KiB, cycle_ns: 0.05, w", "gbuf.cycle_ns = 0.05 is "),
+        (
+            "512 B, width_bits: 16",
+            "4 B, kind: register, width_bits: 12",
+            "regf.width_bits = 12 is no multiple of the word (8 bit)",
+        ),
         ("clock_mhz: 500", "clock_mhz: 0.6", "clock_mhz = 0.6 is below 10 MHz; 0.6 GHz is 600; correct it"),
         ("clock_mhz: 500", "clock_mhz: 0.001", "clock_mhz = 0.001 is below 10 MHz; correct it"),
         ("clock_mhz: 500", "clock_mhz: 10", ""),

@@ -313,12 +313,12 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
     )
     from dse.solve import solve  # its compiled functions take long to load, and `dse check` needs none
 
-    fusing = [*fusing_schedules(arch, workload)]
-    names = (name for name in fusing if solve.is_taken(arch, workload, SolverOptions(schedule=name)))
+    known = [*fusing_schedules(arch, workload)]
+    names = (name for name in known if solve.is_taken(arch, workload, SolverOptions(schedule=name)))
     if not (schedule_name := next(names, "")):
         without = without_widths(arch.with_widths())
         one_width = f" in memories that narrow or widen elements ({without}: without)" if without else ""
-        rules = " under the rules of its `mapping`" * bool(fusing and arch.mapping)
+        rules = " under the rules of its `mapping`" * bool(known and arch.mapping)
         return f"{line}; no solver fuses them on {arch.name}{rules or one_width}"
     # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was
     # given or the mapper is optimal

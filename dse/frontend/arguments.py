@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings, allow_abbrev=False)
+        super().__init__(*args, **{**settings, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         if wrong := re.fullmatch(r"(.*invalid choice: )'(.*)' \(choose from '(.*)'\)", message):

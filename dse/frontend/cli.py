@@ -940,7 +940,7 @@ def _plot(args: argparse.Namespace) -> int:
                 return api.layout(sources[0], sources[1], args.layout, **sets)
             if kind in pictures.OF_REUSE and not (kind == "residency" and args.schedule):
                 nodes = api.machine_with(sources[1], sets).nodes if kind == "graph" else ()
-                widths = {
+                widths: dict[str, Any] = {
                     f"{node.name}.bits": {} for node in nodes if getattr(node, "bits", ())
                 }  # of no graph
                 return api.residency(*sources, **sets | widths).plot(kind, shown.update)

@@ -33,6 +33,7 @@ ODD_ENERGY = 0.25
 # times the tables' numbers, either way, of a part of kind custom, which may be of another technology; of a
 # DRAM, whose kinds are all in the table
 FAR, FAR_DRAM = 5, 1.25
+MAX_SUM_BITS = 64  # a wider sum is hardly meant
 # bytes of a bank up to which an sram may be a register file, and ports that such a one has (2 read, 1 write)
 FILE_BYTES, FILE_PORTS = 1024, 3
 FAR_MAC = 3  # the same of a MAC unit without node_nm, for which the tables' range is that of all nodes
@@ -67,6 +68,7 @@ def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
         *_odd_custom(spec, arch),
         *_far_from_tables(spec, arch),
         *_odd_operations(spec, arch),
+        *_odd_widths(spec, arch),
         *_odd_links(spec, arch),
         *_odd_drams(spec, arch),
         *_unlike_tables(spec, arch),
@@ -275,6 +277,33 @@ def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{'access' if rate == 1 else 'accesses'} per cycle; more banks (e.g. "
                 f"{node.banks * level.access_cycles}) or clock_mhz up to {floor(1e3 / cycle_ns)} raise it"
             )
+
+
+def _odd_widths(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per memory whose results are narrower than an operand or wider than MAX_SUM_BITS, whose
+    accesses are no whole words, and per cycle time that is far from the table's.
+    """
+    word = arch.word_bits
+    for node in spec.nodes:
+        if not isinstance(node, Memory):
+            continue
+        for role, bits in node.bits:
+            if role == "output" and not word <= bits <= max(MAX_SUM_BITS, word):
+                meant = f"narrower than one operand ({word} bit)" if bits < word else "wider than sums are"
+                yield f"{node.name}.bits.output = {bits} is {meant}; correct it if that is not meant"
+        if node.width_bits % word and word % node.width_bits:
+            yield (
+                f"{node.name}.width_bits = {node.width_bits} is no multiple of the word ({word} bit): its "
+                "accesses are counted as parts of words; correct it if that is not meant"
+            )
+        if node.kind == "sram" and node.cycle_ns is not None and spec.node_nm:
+            bits = 8 * (node.capacity or 0) // node.banks
+            usual = component.sram(spec.node_nm, spec.cell, bits, node.width_bits).cycle_ns
+            if not ODD_ENERGY <= (times := node.cycle_ns / usual) <= 1 / ODD_ENERGY:
+                yield (
+                    f"{node.name}.cycle_ns = {node.cycle_ns:.4g} is {times:.3g} times the tables' {usual:.4g}"
+                    "; leave it out to take theirs, or keep it if it is meant"
+                )
 
 
 def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
