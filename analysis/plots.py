@@ -635,8 +635,11 @@ def mapping(stages: Sequence[Stage], components: Sequence[str], title: str, subt
 
 
 def _array(ax: Axes, one: Stage, top: float, height: float) -> None:
-    """Draws the PEs of an array: dark ones work. The last dimension runs across."""
-    *rest, (_, across, width) = one.dims
+    """Draws the PEs of an array: dark ones work. The dimension X runs across, in arrays without one the last;
+    the others run down.
+    """
+    last = next((dim for dim in one.dims if dim[0] == "X"), one.dims[-1])
+    rest, (name, across, width) = [dim for dim in one.dims if dim is not last], last
     used, rows = prod(n for _, n, _ in rest), prod(n for _, _, n in rest)
     columns, lines = min(width, MAX_CELLS), min(rows, MAX_CELLS)
     x = (np.arange(columns) * width // columns) < across
@@ -655,6 +658,10 @@ def _array(ax: Axes, one: Stage, top: float, height: float) -> None:
                     linewidth=0.4,
                 )
             )
+    ax.text(left + cell * columns + 0.06, top + 0.1, f"{name} \u2192", fontsize=7, va="center")
+    if rest:
+        down = f"{' x '.join(dim for dim, _, _ in rest)} \u2193"
+        ax.text(left - 0.1, top + 0.1 + cell * lines / 2, down, fontsize=7, ha="right", va="center")
     sides = " x ".join(f"{n} of {size} {dim}" for dim, n, size in one.dims)
     ax.text(0.2, top + height / 2, f"{one.name}\n{sides}", fontsize=8, va="center")
     loops = "\n".join(f"{trips} x {rank} over {dim}" for rank, trips, dim in one.unrolled)

@@ -445,6 +445,8 @@ def read_rules(value: object) -> tuple[Rule, ...]:
     """Returns the rules of a block `mapping`. Raises ValueError, the message beginning with the position of
     the faulty rule.
     """
+    if value is None:  # `mapping:` with nothing behind it
+        return ()
     if not isinstance(value, list | tuple):
         raise ValueError("is no list of rules; write e.g. [{at: x, ranks: [input_channel]}]")
     return tuple(entry if isinstance(entry, Rule) else _read_rule(i, entry) for i, entry in enumerate(value))
@@ -469,6 +471,9 @@ def _read_rule(i: int, entry: object) -> Rule:
         key, says = str(detail["loc"][0]), detail["msg"]
         if detail["type"] != "value_error":
             says = f"is faulty: {says[:1].lower()}{says[1:]}; see docs/files.md"
+        percent = entry[key]
+        if key == "utilization" and isinstance(percent, int | float) and 2 <= percent <= 100:
+            says = f"is a share of the PEs, above 0 and at most 1; write {percent / 100:g}"
         says = says.removeprefix("Value error, ")
         shown = "" if says.startswith(".") else f" = {entry[key]} "
         raise ValueError(f"[{i}].{key}{shown}{says}") from None

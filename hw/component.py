@@ -328,9 +328,10 @@ BANKINGS = (1, 2, 4, 8, 16)  # numbers of banks that a memory of kind custom may
 
 def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict[str, list[float]]:
     """Returns the energies (pJ), leakages and areas by name of those parts of the tables that a part of kind
-    custom may be: MAC units of its bits; SRAMs of its capacity in banks (BANKINGS), or flip-flops, with the
-    energy per bit of the nearest width that the table has, leakage and area of any; for an unbounded
-    outermost memory the energies of DRAMs. Of a machine without node_nm those of the smallest and of the
+    custom may be: MAC units of its bits, as many as it does operations per cycle (none for a unit without
+    MACs); SRAMs of its capacity in banks (BANKINGS), or flip-flops, with the energy per bit of the nearest
+    width that the table has, leakage and area of any; for an unbounded outermost memory the energies of
+    DRAMs. Of a machine without node_nm those of the smallest and of the
     largest node. {}: the tables have no such part.
     """
     widths = [width for cell, width in _sram_table() if cell == spec.cell]
@@ -341,7 +342,9 @@ def table_numbers(spec: Machine, node: Memory | MacUnit, word_bits: int) -> dict
     if isinstance(node, MacUnit):
         kinds = [row["kind"] for row in rows("mac") if int(row["bits"]) == word_bits]
         units = [mac(kind, nm, spec.cell) for kind in kinds for nm in ends_nm]
-        return _columns(("mac_pj", "leak_mw", "area_mm2"), units)
+        n = max(1.0, node.ops_per_cycle)
+        units = [replace(one, leak_mw=n * one.leak_mw, area_mm2=n * one.area_mm2) for one in units]
+        return _columns(("mac_pj", "leak_mw", "area_mm2"), units if node.mac_pj != 0 else [])
     if node.capacity is None:
         drams = [dram(kind) for kind in dram_kinds()] if node is spec.nodes[0] else []
         per_bit = _columns(("read_pj_per_bit", "write_pj_per_bit"), drams)
@@ -735,6 +738,12 @@ def rule_faults(rules: Sequence[Rule], nodes: Sequence[Node | None], prefix: str
                         f"{key}.{name} = {_rule_value(rule, name)} cannot be: the outermost level holds "
                         "every tensor whole; leave it out"
                     )
+        node = next((node for node in nodes if isinstance(node, Memory) and node.name == at), None)
+        if node and rule.bypass and node.bypass is False:
+            yield (
+                f"{key}.bypass = {_rule_value(rule, 'bypass')} contradicts {node.name}.bypass = false: no "
+                "tensor that may stand there passes it by; leave one of both out"
+            )
         if both := [name for name in rule.keep if name in rule.bypass]:
             yield f"{key}.bypass = {both[0]} is in keep too; leave one out"
 
@@ -1244,7 +1253,9 @@ def _or_table(number: float | None, table: float) -> float:
 
 
 def compute_of(spec: Machine, node: MacUnit) -> Compute:
-    """Returns the compute of a machine. Raises ComponentError for values outside of the tables."""
+    """Returns the compute of a machine. Raises ComponentError for values outside of the tables. Several
+    operations per cycle are done by as many units of the table: area and leakage of each.
+    """
     spec = at_supply(spec, node)
     if spec.vdd is not None and spec.clock_mhz > (most := _device_of(spec).highest_mhz(spec.vdd)) * (
         1 + 1e-9
@@ -1260,12 +1271,13 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         else at_vdd(spec, mac(node.kind, _node_nm(spec), spec.cell))
     )
     alu = _or_table(node.alu_pj, mac_unit.alu_pj)
+    units = max(1.0, node.ops_per_cycle)  # units of the table, which do one operation per cycle each
     compute = Compute(
         mac_pj=_or_table(node.mac_pj, mac_unit.mac_pj),
         alu_pj=alu,
         ops_per_cycle=node.ops_per_cycle,
-        leak_mw=_or_table(node.leak_mw, mac_unit.leak_mw),
-        area_mm2=_or_table(node.area_mm2, mac_unit.area_mm2),
+        leak_mw=_or_table(node.leak_mw, units * mac_unit.leak_mw),
+        area_mm2=_or_table(node.area_mm2, units * mac_unit.area_mm2),
         merge_pj=_or_table(node.merge_pj, alu),
         gates=node.gates,
     )

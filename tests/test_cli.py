@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -28,6 +29,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,10 +41,13 @@ from dse.frontend.cli import COMMANDS, _close_line, main
 from dse.frontend.compare import compare
 from dse.run import folder
 from dse.study import study as studies
-from hw.machine import find, load, load_arch, names
+from hw.component import build
+from hw.machine import find, load, load_arch, names, parse
+from hw.space import override
 from tests.amount import some
 from tests.commands import dse, good
 from tests.test_layers import HEAVY, loaded_by
+from workloads import catalog
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -487,6 +492,18 @@ def test_no_number_of_a_shipped_machine_is_called_odd_but_by_its_own_table() -> 
             "dram.bandwidth = 100 is 7.81 times the tables' 12.8",
         ),
         ("channels: 2", "channels: 2, bandwidth: 10 GB/s", ""),
+        (
+            "128 KiB, w",
+            "128 KiB, bits: {output: 4}, w",
+            "gbuf.bits.output = 4 is narrower than one operand (8",
+        ),
+        ("128 KiB, w", "128 KiB, bits: {output: 320}, w", "gbuf.bits.output = 320 is wider than sums are"),
+        ("128 KiB, w", "128 KiB, cycle_ns: 0.05, w", "gbuf.cycle_ns = 0.05 is "),
+        (
+            "512 B, width_bits: 16",
+            "4 B, kind: register, width_bits: 12",
+            "regf.width_bits = 12 is no multiple of the word (8 bit)",
+        ),
         ("clock_mhz: 500", "clock_mhz: 0.6", "clock_mhz = 0.6 is below 10 MHz; 0.6 GHz is 600; correct it"),
         ("clock_mhz: 500", "clock_mhz: 0.001", "clock_mhz = 0.001 is below 10 MHz; correct it"),
         ("clock_mhz: 500", "clock_mhz: 10", ""),
@@ -565,6 +582,62 @@ def test_a_number_that_is_hardly_meant_is_a_warning(home: Path, old: str, new: s
     line = check.file(str(home / "given.yaml"))[0]
     assert line.count("warning") == bool(said)
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("rule", "without", "beside"),
+    [
+        ("{at: x, ranks: [out_channel]}", "ranks = out_channel is no role; did you mean output_channel?", ""),
+        ("{at: gbuf, tile: {weigth: 2 KiB}}", "tile = weigth is no role; did you mean weight?", ""),
+        ("{at: x, einsums: [prodcts], ranks: [k]}", "einsums = prodcts is no kind of einsum; did", ""),
+        ("{at: x, factors: {kk: 4}}", "", "factors = kk names nothing of gemm; did you mean k?"),
+        ("{at: x, einsums: [gemmm], ranks: [k]}", "", "einsums = gemmm names nothing of gemm; did you mean"),
+        ("{at: x, ranks: [output_channel, kk, k]}", "", ""),
+    ],
+)
+def test_names_in_rules_that_are_misspelt_are_noted(rule: str, without: str, beside: str) -> None:
+    """Without a workload those that are close to a role, with one those of nothing; each once."""
+    raw = yaml.safe_load((Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text())
+    spec, faults = parse(raw | {"mapping": [yaml.safe_load(rule)]}, "ruled")
+    assert spec
+    assert not faults
+    found = [line for line in plausible.machine_lines(spec, build(spec)) if "mapping[0]" in line]
+    of_workload = plausible.rules_of_nothing(spec, [replace(catalog.load("gemm:m=2,n=2,k=2"), name="gemm")])
+    for lines, said in ((found, without), (of_workload, beside)):
+        assert [line.startswith(f"note: mapping[0].{said}") for line in lines] == [True] * bool(said)
+    assert not plausible.rules_of_nothing(spec, [])
+
+
+@pytest.mark.parametrize(
+    ("block", "fault"),
+    [
+        ("[{utilization: 50}]", "[0].utilization = 50 is a share of the PEs, above 0 and at most 1; write"),
+        (
+            "[{at: gbuf, bypass: [output]}]",
+            "[0].bypass = [output] contradicts gbuf.bypass = false: no tensor",
+        ),
+        ("", ""),
+    ],
+)
+def test_rules_that_cannot_be_are_explained(block: str, fault: str) -> None:
+    text = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()
+    raw = yaml.safe_load(text.replace("128 KiB", "128 KiB, bypass: false", 1) + f"mapping: {block}\n")
+    _, lines = parse(raw, "ruled")
+    assert [line.startswith(f"mapping{fault}") for line in lines] == [True] * bool(fault), lines
+
+
+def test_more_accesses_than_ports_are_noted() -> None:
+    """Of SRAM of the tables, with one port per bank; a register file may have three."""
+
+    def notes(**given: object) -> list[str]:
+        spec = override(load("edge_array"), {key.replace("_", ".", 1): value for key, value in given.items()})
+        return [line for line in plausible.machine_lines(spec, build(spec)) if "accesses per clock" in line]
+
+    assert not notes(gbuf_banks=2, gbuf_actions_per_cycle=2, regf_actions_per_cycle=3)
+    [line] = notes(gbuf_banks=2, gbuf_actions_per_cycle=3)
+    assert line.startswith(
+        "note: gbuf.actions_per_cycle asks for 3 accesses per clock of 2 banks of one port"
+    )
 
 
 def test_an_sram_slower_than_the_clock_is_named_with_what_helps(home: Path) -> None:

@@ -303,6 +303,22 @@ def test_given_numbers_override_the_table() -> None:
     assert build(replace(EDGE, nodes=(*EDGE.nodes[:-1], lane))).compute.mac_pj == 7.0
 
 
+def test_operations_per_cycle_of_a_table_unit_cost_as_many_units() -> None:
+    """One of ten operations per cycle has the silicon of ten; given numbers stay, also in columns."""
+    (*outer, one), row = EDGE.nodes, mac("int8", 32, "lop")
+
+    def compute(**given: float) -> tuple[float, float, float]:
+        built = build(replace(EDGE, nodes=(*outer, replace(one, **given)))).compute
+        return built.area_mm2, built.leak_mw, built.mac_pj
+
+    assert compute(ops_per_cycle=10.0) == (10 * row.area_mm2, 10 * row.leak_mw, row.mac_pj)
+    assert compute(ops_per_cycle=0.5) == compute() == (row.area_mm2, row.leak_mw, row.mac_pj)
+    assert compute(ops_per_cycle=10.0, area_mm2=1.0, leak_mw=2.0) == (1.0, 2.0, row.mac_pj)
+    few = space.parse(EDGE, {f"{one.name}.ops_per_cycle": [1.0, 4.0]})
+    one_op, four_ops = Table(few).columns(np.arange(2))[1].area_mm2.tolist()
+    assert isclose(four_ops - one_op, 3 * 256 * row.area_mm2)
+
+
 @given(st.integers(50, 3000), st.sampled_from([2**i for i in range(12, 24)]), st.sampled_from([1, 2, 4, 8]))
 def test_a_slow_sram_takes_whole_cycles_or_is_infeasible(clock_mhz: int, capacity: int, banks: int) -> None:
     spec = replace(

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -288,6 +289,35 @@ def test_a_diagram_names_the_tile_where_it_rests(tmp_path: Path) -> None:
     assert tile.held_bytes == tile.buffers * 32 * found.arch.word_bits / 8
 
 
+def test_a_retained_tensor_is_shown_where_it_is_held(tmp_path: Path) -> None:
+    """H is kept whole in GBUF: no row and no picture has it in DRAM, and the tiles of GBUF add up to the peak
+    of the segment. Levels stand once, in their order.
+    """
+    (tmp_path / "two.yaml").write_text(
+        "extents: {b: 16, d: 16, f: 32}\nweights: [W1, W2]\n"
+        'einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]\n'
+    )
+    loops = "for b in [0:16) tile 1", "for f in [0:32) tile 1", "for d in [0:16) tile 1", "mac"
+    text = ["retain GBUF H 1"]
+    for name, own, other in (("H", "H", "X W1"), ("Y", "H", "Y W2")):
+        text += ["segment", f"  einsum {name}", f"    store DRAM {own}", f"    store GBUF {own}"]
+        text += [f"    store DRAM {other}", *("  " * (i + 2) + line for i, line in enumerate(loops))]
+    (tmp_path / "schedule.txt").write_text("\n".join(text))
+    found = dse.simulate(str(tmp_path / "two.yaml"), "edge_array", tmp_path / "schedule.txt")
+    for name, row in zip("HY", found.solution.segments, strict=True):
+        e, c = figures.one_einsum(found.workload, found.solution, name)
+        held = explain.held_bytes(found.arch, e, c)
+        assert {(level, tensor) for level, tensor, *_ in held if tensor == "H"} == {("GBUF", "H")}
+        assert [level for level, *_ in held if level == "GBUF"] == ["GBUF"]
+        gbuf = sum(own for level, *_, own in held if level == "GBUF")
+        assert 8 * gbuf == dict(row.peak_bits)["GBUF"] == 8 * 16 * 32
+        stages = [
+            (one.name, [tile.tensor for tile in one.tiles]) for one in figures.diagram(found.arch, e, c)
+        ]
+        others = ["X", "W1"] if name == "H" else ["Y", "W2"]
+        assert stages[:2] == [("DRAM", others), ("GBUF", ["H"])]
+
+
 def test_no_einsum_stands_above_its_roofline() -> None:
     found = dse.map("squeezenet", "edge_array", **{"solver.mapper": "cost_descending"})
     drawn = figures.roofline(found.arch, found.workload, found.solution)
@@ -329,6 +359,15 @@ def test_a_band_is_said_to_be_shaded_where_it_is_seen() -> None:
         for factor in (1.001, 1.2)
     ]
     assert ["shaded" in title for title in titles] == [False, True]
+
+
+def test_a_ski_slope_leaves_out_rules_at_what_it_has_not() -> None:
+    rules = [{"at": "x", "ranks": ["output_channel"], "factors": {"output_channel": 2}}, {"utilization": 0.1}]
+    found = dse.map("gemm:m=8,n=4,k=4", "edge_array", **{"solver.mapping": rules})
+    slope = figures.ski_slope(found.arch, found.workload, found.options, found.solution)
+    plain = figures.ski_slope(found.arch, found.workload, replace(found.options, mapping=()), found.solution)
+    assert slope.points == plain.points
+    assert slope.certificate == f"{plain.certificate}; without rules of mappings: x, utilization"
 
 
 def test_a_ski_slope_falls_to_what_must_move_and_no_machine_is_below_it() -> None:

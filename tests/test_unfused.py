@@ -78,6 +78,22 @@ def test_tensors_between_einsums_are_told_with_the_command_that_fuses(
         )
 
 
+def test_no_command_is_named_that_rules_refuse(tmp_path: Path) -> None:
+    """And refusals name schedules that go with all that the machine has."""
+    (tmp_path / "two.yaml").write_text(TWO)
+    (tmp_path / "ruled.yaml").write_text(
+        (machine.MACHINES / "edge_array.yaml").read_text() + "mapping:\n- {at: x, ranks: [output_channel]}\n"
+    )
+    asked = str(tmp_path / "two.yaml"), str(tmp_path / "ruled.yaml")
+    line = line_of(api.map(*asked))
+    assert line.endswith("; no solver fuses them on ruled under the rules of its `mapping`")
+    for option, own in (("fused", {}), ("pipelined", {"gbuf.bits": {"output": 32}})):
+        with pytest.raises(ValueError, match=r"does, for unfused schedules(;| of each)"):
+            api.map(*asked, **{"solver.schedule": option, **own})
+    with pytest.raises(ValueError, match="mappers do, for unfused and fused schedules of each"):
+        api.map(asked[0], "edge_array", **{"solver.schedule": "pipelined", "gbuf.bits": {"output": 32}})
+
+
 @pytest.mark.parametrize(("machine", "reuse"), [("kapla_multi_4x4", "pipelined"), ("edge_array", "fused")])
 def test_the_command_is_one_that_the_machine_takes(machine: str, reuse: str, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)

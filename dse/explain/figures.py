@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import ceil, inf, log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ from dse.explain.values import costed_einsums, held_bytes, main_memory_bytes, mo
 from dse.layout.address import address
 from dse.layout.text import parse, show
 from dse.mapping.nest import Infeasible, Loop, Store, bits_at
-from dse.sim.counts.counts import tile_words
+from dse.sim.counts.counts import in_elems, tile_words
 from dse.sim.counts.terms import resting_position
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import EinsumCost, ProgressFn, Solution, no_progress
@@ -95,15 +95,19 @@ class Stage:
 
 
 def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
-    """Returns the stages of a mapping. Neighbouring nodes of a level, temporal loops, and spatial loops of an
-    array are one stage.
+    """Returns the stages of a mapping. Nodes of a level between two loops, temporal loops, and spatial loops
+    of an array are one stage; levels between two loops stand in their order, outermost first. Nodes of
+    retained tensors that neither hold nor move anything are left out.
     """
     array_of = {dim: f for f in arch.fanouts for dim, _ in f.dims}
     sizes, lines = e.sizes(), nest(arch, e, c)
     buffers_of = {(level, tensor): buffers for level, tensor, _, buffers, _ in held_bytes(arch, e, c)}
+    retained = {tensor for _, tensor, _ in c.retained}
     stages: list[Stage] = []
     for at, (node, line) in enumerate(zip(c.mapping.nodes, lines, strict=False)):
         if not isinstance(node, Loop):
+            if node.tensor in retained and not line.held_bytes and not line.moved_bytes:
+                continue
             ranks = _held_ranks(arch, e, c, at, sizes)
             buffers = buffers_of.get((node.level, node.tensor), 1)
             tile = Tile(node.tensor, ranks, line.held_bytes, buffers, line.moved_bytes)
@@ -128,15 +132,23 @@ def diagram(arch: Arch, e: Einsum, c: EinsumCost) -> list[Stage]:
             )
             stages.pop()
         stages.append(own)
-    return stages
+    order = [level.name for level in arch.levels]
+    in_order = list[Stage]()
+    for is_level, neighbours in groupby(stages, key=lambda one: bool(one.tiles)):
+        group = list(neighbours)
+        if is_level:
+            tiles = {name: tuple(t for one in group if one.name == name for t in one.tiles) for name in order}
+            group = [Stage(name, tiles=own_tiles) for name, own_tiles in tiles.items() if own_tiles]
+        in_order += group
+    return in_order
 
 
 def _held_ranks(
     arch: Arch, e: Einsum, c: EinsumCost, at: int, sizes: Mapping[str, int]
 ) -> tuple[tuple[str, int], ...]:
     """Returns (rank, iterations) of the tile that the node at this position holds, where it sinks below loops
-    (`terms.resting_position`), and at the outermost level of the whole tensor; () where what is held is not
-    that box: parts that rotate, copies, padding.
+    (`terms.resting_position`), and at the outermost level, or where it is retained, of the whole tensor; ()
+    where what is held is not that box: parts that rotate, copies, padding.
 
     sizes: iterations of each rank below the loops above the node
     """
@@ -144,7 +156,12 @@ def _held_ranks(
     assert isinstance(node, Store)
     p = next(p for p in e.tensors() if p.tensor == node.tensor)
     ranks = list(dict.fromkeys(r for d in p.dims for r, _ in d.terms))
-    if node.level == arch.levels[0].name:
+    is_whole = (
+        node.level,
+        node.tensor,
+        in_elems(p, p.stored_bits(arch.word_bits), arch.word_bits),
+    ) in c.retained
+    if is_whole or node.level == arch.levels[0].name:
         return tuple((rank, e.sizes()[rank]) for rank in ranks)
     above = [n for n in c.mapping.nodes[:at] if isinstance(n, Store) and n.tensor == node.tensor]
     tile = dict(sizes)
@@ -275,15 +292,20 @@ def ski_slope(
     `found` on the machine `arch` itself.
 
     The minima are those of a machine with this one buffer, on which only outermost traffic costs energy
-    (`_one_buffer`). Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
+    (`_one_buffer`). Rules for mappings at dimensions and other memories are left out, and the claim names
+    them. Source: the ski-slope diagrams of Orojenesis (Huang et al., ISCA 2024).
     """
     einsum_tensor_bytes = [[stored_bytes(p, arch) for p in e.tensors()] for e in workload.einsums]
     log2_largest = ceil(log2(max(map(sum, einsum_tensor_bytes))))
     capacities = [2.0**i for i in range(max(MIN_LOG2_BYTES, log2_largest - MAX_DOUBLINGS), log2_largest + 2)]
     points, claims = [], []
+    outer_name = arch.levels[0].name
+    left_out = [rule for rule in (*arch.mapping, *options.mapping) if rule.at.upper() != outer_name]
+    kept = tuple(rule for rule in options.mapping if rule.at.upper() == outer_name)
+    options = replace(options, objective="energy", mapping=kept)
     for number, capacity in enumerate(capacities):
         progress(number, [1.0] * len(capacities), f"a buffer of {capacity:.0f} B")
-        answer = solve.cached(_one_buffer(arch, capacity), workload, replace(options, objective="energy"))
+        answer = solve.cached(_one_buffer(arch, capacity), workload, options)
         points.append((capacity, answer[0].energy_pj if isinstance(answer, list) else None))
         claims += [answer[0].certificate.partition(";")[0]] if isinstance(answer, list) else []
     occurrences = [*zip(workload.einsums, counts(workload), strict=True)]
@@ -300,7 +322,10 @@ def ski_slope(
         if isinstance(found, Infeasible)
         else (on_chip_bytes, main_memory_bytes(arch, costed_einsums(workload, found)))
     )
-    return Slope(arch.levels[0].name, tuple(points), "; ".join(dict.fromkeys(claims)), compulsory, own_point)
+    if left_out:
+        places = dict.fromkeys(rule.at.lower() or "utilization" for rule in left_out)
+        claims.append(f"without rules of mappings: {', '.join(places)}")
+    return Slope(outer_name, tuple(points), "; ".join(dict.fromkeys(claims)), compulsory, own_point)
 
 
 def stored_bytes(p: Projection, arch: Arch) -> float:
@@ -319,8 +344,11 @@ def _one_buffer(arch: Arch, capacity: float) -> Arch:
         read_pj=arch.levels[0].width_bits / 8,
         write_pj=arch.levels[0].width_bits / 8,
     )
+    rules = tuple(rule for rule in arch.mapping if rule.at.upper() == outer.name)
     buffer = Level("BUFFER", round(8 * capacity), arch.word_bits, 0.0, 0.0, bypass=False)
-    return replace(arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0), units=())
+    return replace(
+        arch, levels=(outer, buffer), fanouts=(), compute=Compute(0.0, 0.0), units=(), mapping=rules
+    )
 
 
 class RetentionBar(NamedTuple):

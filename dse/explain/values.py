@@ -26,7 +26,7 @@ from dse.sim.einsum.bounds import needs
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, LEFT_OPEN, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
-from dse.solve.options import without_widths
+from dse.solve.options import SolverOptions, without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
@@ -311,10 +311,15 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
         f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
         f"{arch.levels[0].name}"
     )
-    if not (schedule_name := next(fusing_schedules(arch, workload), "")):
+    from dse.solve import solve  # its compiled functions take long to load, and `dse check` needs none
+
+    known = [*fusing_schedules(arch, workload)]
+    names = (name for name in known if solve.is_taken(arch, workload, SolverOptions(schedule=name)))
+    if not (schedule_name := next(names, "")):
         without = without_widths(arch.with_widths())
         one_width = f" in memories that narrow or widen elements ({without}: without)" if without else ""
-        return f"{line}; no solver fuses them on {arch.name}{one_width}"
+        rules = " under the rules of its `mapping`" * bool(known and arch.mapping)
+        return f"{line}; no solver fuses them on {arch.name}{rules or one_width}"
     # the command names no mapper where schedules were searched (the solution has a `space`), the mapping was
     # given or the mapper is optimal
     mapper_is_settled = solution.space or any(
@@ -865,6 +870,7 @@ def renamed(c: EinsumCost, e: Einsum, to: Einsum) -> EinsumCost:
         mapping=schedules.rename(c.mapping, e, to),
         counts=named(c.counts),
         footprint=tuple((level, name_of.get(t, t), n) for level, t, n in c.footprint),
+        retained=tuple((level, name_of.get(t, t), n) for level, t, n in c.retained),
         price=replace(c.price, parts=named(c.price.parts)),
         layout_traffic=named(c.layout_traffic),
         refilled=tuple((level, name_of.get(t, t)) for level, t in c.refilled),
@@ -945,7 +951,8 @@ def einsum(arch: Arch, e: Einsum, cost: EinsumCost) -> tuple[str, list[Table]]:
         "footprint of one instance",
         ("level", "tensor", "elements", "buffers", "bytes", "capacity_bytes", "share_used"),
         tuple(_footprint_rows(arch, e, cost)),
-        "buffers: 2 where a double-buffered level fills the tile more than once, else 1.",
+        "buffers: 2 where a double-buffered level fills the tile more than once, else 1."
+        + " Tensors of other einsums that are retained meanwhile: segments, peak." * bool(cost.retained),
     )
     busy = Table(
         "busy cycles",
@@ -1060,12 +1067,17 @@ def conversion_rows(solution: Solution) -> list[dict[str, Any]]:
 
 def held_bytes(arch: Arch, e: Einsum, cost: EinsumCost) -> list[tuple[str, str, Any, int, float]]:
     """Returns what one instance of a level holds: (level, tensor, elements of a tile, buffers, bytes of all
-    buffers); a tile that is refilled in a double-buffered level has two.
+    buffers); a tile that is refilled in a double-buffered level has two. What the schedule retains on chip
+    stands where it is retained; at the outermost level, where the einsum moves none of it, it does not.
     """
-    levels = {level.name: level for level in arch.levels}
+    levels, outer = {level.name: level for level in arch.levels}, arch.levels[0].name
+    retained = {tensor for _, tensor, _ in cost.retained}
+    moved = {(row.level, row.tensor) for row in cost.counts if row.elems}
+    tiles = [row for row in cost.footprint if row[0] != outer or row[1] not in retained or row[:2] in moved]
     rows = []
-    for name, tensor, elems in cost.footprint:
-        buffers = 2 if levels[name].double_buffer and (name, tensor) in cost.refilled else 1
+    for row, (name, tensor, elems) in enumerate([*tiles, *cost.retained]):
+        is_refilled = row < len(tiles) and (name, tensor) in cost.refilled
+        buffers = 2 if levels[name].double_buffer and is_refilled else 1
         tile_bytes = float(elems * bits_at(levels[name], tensor, e, arch) / 8)
         rows.append((name, tensor, elems, buffers, buffers * tile_bytes))
     return rows

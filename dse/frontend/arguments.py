@@ -66,7 +66,12 @@ def _advised(word: str, names: Sequence[str]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports a fault in one line."""
+    """A parser that reports a fault in one line, and takes options in full only: what a part of a name means
+    would change with the next option.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{**settings, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         if wrong := re.fullmatch(r"(.*invalid choice: )'(.*)' \(choose from '(.*)'\)", message):

@@ -115,7 +115,8 @@ def _run(args: argparse.Namespace) -> int:
 
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
-    for line in plausible.space_lines(study.space):
+    rules = plausible.rules_of_nothing(study.space.template, study.loaded_workloads)
+    for line in (*plausible.space_lines(study.space), *rules):
         print(_plain(line), file=sys.stderr)
     if args.dry_run:
         print(f"{study.name}: {study.space.size} machines in the space; solving a few", file=sys.stderr)
@@ -804,7 +805,9 @@ def _map(args: argparse.Namespace) -> int:
     _warn(mapped.workload)
     from dse.frontend import plausible
 
-    for line in plausible.lines_not_shipped(api.machine_with(args.machine, sets), mapped.arch):
+    spec = api.machine_with(args.machine, sets)
+    rules = plausible.rules_of_nothing(spec, [mapped.workload])
+    for line in (*plausible.lines_not_shipped(spec, mapped.arch), *rules):
         print(_plain(line), file=sys.stderr)
     return _print_mapped(mapped, args)
 
@@ -960,7 +963,11 @@ def _plot(args: argparse.Namespace) -> int:
             if kind == "layout":
                 return api.layout(sources[0], sources[1], args.layout, **sets)
             if kind in pictures.OF_REUSE and not (kind == "residency" and args.schedule):
-                return api.residency(*sources, **sets).plot(kind, shown.update)
+                nodes = api.machine_with(sources[1], sets).nodes if kind == "graph" else ()
+                widths: dict[str, Any] = {
+                    f"{node.name}.bits": {} for node in nodes if getattr(node, "bits", ())
+                }  # of no graph
+                return api.residency(*sources, **sets | widths).plot(kind, shown.update)
             return api.map(*sources, schedule=args.schedule, progress=shown.update, **sets).plot(
                 kind, args.einsum, shown.update
             )

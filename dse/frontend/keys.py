@@ -401,7 +401,11 @@ MAC_UNIT: Meanings = {
     **_energies(MacUnit),
     "compute": ("", "makes the node a compute; computes stand last, of their core or of all"),
     "kind": ("", "selects the component table; custom: all numbers are given here"),
-    "ops_per_cycle": ("1/cycle", "MACs (or other operations) of one MAC unit"),
+    "ops_per_cycle": (
+        "1/cycle",
+        "MACs (or other operations) of one MAC unit; more than 1: as many units of the table, in area and "
+        "leakage",
+    ),
     "leak_mw": ("mW", "leakage of one MAC unit"),
     "area_mm2": ("mm2", "of one MAC unit"),
     "vector_lanes": (

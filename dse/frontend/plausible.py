@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from math import ceil, floor, inf, isclose
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hw import component, machine
-from hw.arch import Arch, Array, Machine, MacUnit, Memory
+from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
 from hw.space import Space, Unbuildable, apply, decode, values
 from hw.voltage import energy_factor
 from workloads import document
+
+if TYPE_CHECKING:  # `dse check` of a machine needs none
+    from workloads.graph import Workload
 
 BUILT = 256  # machines of a study that are built, to see whether all can be
 MAX_ODD = 8  # lines about numbers of a study's machines
@@ -29,6 +33,9 @@ ODD_ENERGY = 0.25
 # times the tables' numbers, either way, of a part of kind custom, which may be of another technology; of a
 # DRAM, whose kinds are all in the table
 FAR, FAR_DRAM = 5, 1.25
+MAX_SUM_BITS = 64  # a wider sum is hardly meant
+# bytes of a bank up to which an sram may be a register file, and ports that such a one has (2 read, 1 write)
+FILE_BYTES, FILE_PORTS = 1024, 3
 FAR_MAC = 3  # the same of a MAC unit without node_nm, for which the tables' range is that of all nodes
 OPERAND = 0.75  # share of a MAC's energy that an operand costs at most in a register of kind custom
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
@@ -49,7 +56,8 @@ def machine_lines(spec: Machine, arch: Arch) -> list[str]:
     """Returns lines about numbers of a machine that are hardly meant, and parts slower than the clock."""
     specs = [own for own, _ in component.unit_specs(spec)] if arch.units else [spec]
     pairs = zip(specs, arch.units or (arch,), strict=True)
-    return list(dict.fromkeys(line for pair in pairs for line in _lines_of_one(*pair)))
+    names = (f"note: {line}" for line in _odd_names(spec))
+    return list(dict.fromkeys((*names, *(line for pair in pairs for line in _lines_of_one(*pair)))))
 
 
 def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
@@ -60,14 +68,67 @@ def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
         *_odd_custom(spec, arch),
         *_far_from_tables(spec, arch),
         *_odd_operations(spec, arch),
+        *_odd_widths(spec, arch),
         *_odd_links(spec, arch),
         *_odd_drams(spec, arch),
         *_unlike_tables(spec, arch),
     )
     numbers = {line.split(" = ")[0] for line in warnings}
     warnings += tuple(line for line in _odd_part(spec, arch) if line.split(" = ")[0] not in numbers)
-    notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch)
+    notes = *_fast(spec), *_below_tables(spec, arch), *_slow(spec, arch), *_above_ports(spec, arch)
     return [*(f"note: {line}" for line in notes), *(f"warning: {line}" for line in warnings)]
+
+
+def _odd_names(spec: Machine) -> Iterator[str]:
+    """Yields a line per name in rules for mappings that is close to a role or kind, and none."""
+    for i, rule in enumerate(spec.mapping):
+        for key, given, known in rule_names(rule):
+            for name in given:
+                if near := _near(name, known):
+                    what = "kind of einsum" if key == "einsums" else "role"
+                    yield f"mapping[{i}].{key} = {name} is no {what}; did you mean {near}?"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Returns the role or kind that a word is close to; "": it is one, or close to none."""
+    return "" if name in known else next(iter(get_close_matches(name, known, 1, 0.75)), "")
+
+
+def rule_names(rule: Rule) -> list[tuple[str, Sequence[str], tuple[str, ...]]]:
+    """Returns (key, names that a rule gives there, roles or kinds that stand for names there)."""
+    return [
+        ("einsums", rule.einsums, EINSUM_KINDS),
+        ("ranks", rule.ranks or (), RANK_ROLES),
+        ("factors", [factor.rank for factor in rule.factors], RANK_ROLES),
+        ("keep", rule.keep, ROLES),
+        ("bypass", rule.bypass, ROLES),
+        ("tile", [limit.tensor for limit in rule.tile], ROLES),
+    ]
+
+
+def rules_of_nothing(spec: Machine, workloads: Sequence[Workload]) -> list[str]:
+    """Returns a line per rule of a machine of which a key names nothing of any einsum of these workloads; not
+    of names that `machine_lines` says are close to a role. No workloads: no lines.
+    """
+    from dse.mapping.constraints import einsum_kind
+
+    einsums = [e for workload in workloads for e in workload.einsums]
+    own = {
+        "einsums": {name for e in einsums for name in (e.name, einsum_kind(e))},
+        "ranks": {rank for e in einsums for rank, _ in e.extents},
+        "tensors": {p.tensor for e in einsums for p in e.tensors()},
+    }
+    kinds = {"ranks": "ranks", "factors": "ranks", "einsums": "einsums"}
+    lines = []
+    for i, rule in enumerate(spec.mapping):
+        for key, given, roles in rule_names(rule):
+            known = own[kinds.get(key, "tensors")] | {*roles}
+            if einsums and given and not known & {*given} and not any(_near(name, roles) for name in given):
+                shown, near = ", ".join(given), component.closest_name(given[0], sorted(known))
+                of = ", ".join(dict.fromkeys(workload.name for workload in workloads))
+                lines.append(f"note: mapping[{i}].{key} = {shown} names nothing of {of}; {near}")
+                break
+    return lines
 
 
 def lines_not_shipped(spec: Machine, arch: Arch) -> list[str]:
@@ -215,6 +276,56 @@ def _slow(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{spec.clock_mhz:g} MHz; memory.slow: divide), so its bandwidth is at most {rate:.3g} "
                 f"{'access' if rate == 1 else 'accesses'} per cycle; more banks (e.g. "
                 f"{node.banks * level.access_cycles}) or clock_mhz up to {floor(1e3 / cycle_ns)} raise it"
+            )
+
+
+def _odd_widths(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per memory whose results are narrower than an operand or wider than MAX_SUM_BITS, whose
+    accesses are no whole words, and per cycle time that is far from the table's.
+    """
+    word = arch.word_bits
+    for node in spec.nodes:
+        if not isinstance(node, Memory):
+            continue
+        for role, bits in node.bits:
+            if role == "output" and not word <= bits <= max(MAX_SUM_BITS, word):
+                meant = f"narrower than one operand ({word} bit)" if bits < word else "wider than sums are"
+                yield f"{node.name}.bits.output = {bits} is {meant}; correct it if that is not meant"
+        if node.width_bits % word and word % node.width_bits:
+            yield (
+                f"{node.name}.width_bits = {node.width_bits} is no multiple of the word ({word} bit): its "
+                "accesses are counted as parts of words; correct it if that is not meant"
+            )
+        if node.kind == "sram" and node.cycle_ns is not None and spec.node_nm:
+            bits = 8 * (node.capacity or 0) // node.banks
+            usual = component.sram(spec.node_nm, spec.cell, bits, node.width_bits).cycle_ns
+            if not ODD_ENERGY <= (times := node.cycle_ns / usual) <= 1 / ODD_ENERGY:
+                yield (
+                    f"{node.name}.cycle_ns = {node.cycle_ns:.4g} is {times:.3g} times the tables' {usual:.4g}"
+                    "; leave it out to take theirs, or keep it if it is meant"
+                )
+
+
+def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per sram that is given more accesses per clock than its banks have ports: the tables know
+    SRAM with one, which then works several times per clock. Register files (FILE_BYTES) may have FILE_PORTS.
+    """
+    levels = {level.name: level for level in arch.levels}
+    for node in spec.nodes:
+        if (
+            not isinstance(node, Memory)
+            or node.kind != "sram"
+            or (level := levels.get(node.name.upper())) is None
+        ):
+            continue
+        key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
+        ports = FILE_PORTS if (node.capacity or 0) <= FILE_BYTES * node.banks else 1
+        if getattr(node, key) is not None and level.bandwidth > node.banks * ports * (1 + 1e-9):
+            banks = f"{node.banks} bank{'s' * (node.banks > 1)} of one port"
+            yield (
+                f"{node.name}.{key} asks for {level.bandwidth:.3g} accesses per clock of {banks} (SRAM of "
+                f"the tables): each works {level.bandwidth / node.banks:.3g} times per clock, at no cost in "
+                f"area; {node.banks} is one each, or raise banks"
             )
 
 

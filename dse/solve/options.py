@@ -4,7 +4,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -51,7 +51,6 @@ class Refusal(NamedTuple):
     schedules: tuple[str, ...]  # values of solver.schedule that do
     mappers: tuple[str, ...]  # mappers that do not
     not_done: str
-    done: str
     what: str
     without: Callable[[Iterable[str]], str]
 
@@ -62,7 +61,6 @@ REFUSED = {
         ("unfused", "fused", "best"),
         (),
         "does not price elements that memories narrow or widen",
-        "mappers do, for unfused and fused schedules",
         "the widths",
         without_widths,
     ),
@@ -70,27 +68,47 @@ REFUSED = {
         ("unfused",),
         (),
         "does not time ports that serve some tensors, nor writes apart from reads",
-        "mappers do, for unfused schedules",
         "the ports",
         without_ports,
     ),
     "latency_ns": Refusal(
-        ("unfused",),
-        (),
-        "does not count waits for first words",
-        "mappers do, for unfused schedules",
-        "latency_ns",
-        without_latency,
+        ("unfused",), (), "does not count waits for first words", "latency_ns", without_latency
     ),
     "along": Refusal(
         ("unfused",),
         ("cost_descending",),
         "does not count memories that PEs along dimensions share",
-        "the mapper optimal does, for unfused schedules",
         "along",
         without_sharing,
     ),
 }
+
+
+# by feature of a machine: the schedules that count it
+COUNTED_BY: dict[str, tuple[str, ...]] = {
+    **{key: one.schedules for key, one in REFUSED.items()},
+    "units": ("unfused",),
+    "rules": ("unfused", *PIPELINED_SCHEDULES),
+    "no nodes": (
+        "unfused",
+        "fused",
+        "best",
+    ),  # pipelined schedules have none to run on, or rules outside of them
+}
+
+
+def who_counts(features: Collection[str]) -> str:
+    """Returns who counts all these features (of COUNTED_BY), for which schedules: "mappers do, for unfused
+    schedules".
+    """
+    possible = [name for name in ("unfused", "fused", "pipelined") if _all_count(features, name)]
+    who = "the mapper optimal does" if {"rules", "along"} & {*features} else "mappers do"
+    kapla = " and KAPLA's" * _all_count(features, "kapla")
+    return f"{who}, for {' and '.join(possible)} schedules{kapla}"
+
+
+def _all_count(features: Collection[str], schedule: str) -> bool:
+    return all(schedule in COUNTED_BY[feature] for feature in features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +172,11 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
-    def refused(self, key: str, memories: Sequence[str]) -> str:
+    def refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
         """Returns why these options do not go with memories that have this key (of REFUSED), with the fix;
-        "": they do. memories: names of those that have it, at least one.
+        "": they do. memories: names of those that have it, at least one; features: all of the machine.
         """
-        schedules, mappers, not_done, done, what, without = REFUSED[key]
+        schedules, mappers, not_done, what, without = REFUSED[key]
         option = self._first_other(*schedules)
         if not option and self.mapper in mappers:
             option = f"solver.mapper = {self.mapper}"
@@ -166,13 +184,13 @@ class SolverOptions:
             return ""
         keys = ", ".join(f"{name}.{key}" for name in memories)
         return (
-            f"{option} {not_done} ({keys}): {done} of each machine by itself; leave it out, or {what} "
-            f"({without(memories)})"
+            f"{option} {not_done} ({keys}): {who_counts({key, *features})} of each machine by itself; leave "
+            f"it out, or {what} ({without(memories)})"
         )
 
-    def units_refused(self, names: Sequence[str]) -> str:
+    def units_refused(self, names: Sequence[str], features: Collection[str] = ()) -> str:
         """Returns why these options do not go with a machine of several computes, with the fix; "": they do.
-        names: of these computes.
+        names: of these computes; features: all of the machine.
         """
         refused = self._first_other("unfused")
         if not refused and self.objective == "front":
@@ -180,8 +198,9 @@ class SolverOptions:
         if not refused:
             return ""
         return (
-            f"{refused} does not choose between computes ({', '.join(names)}): mappers do, for unfused "
-            "schedules of each machine by itself; leave it out, or give the machine one compute"
+            f"{refused} does not choose between computes ({', '.join(names)}): "
+            f"{who_counts({'units', *features})} of each machine by itself; leave it out, or give the "
+            "machine one compute"
         )
 
     def _first_other(self, *schedules: str) -> str:
@@ -192,9 +211,9 @@ class SolverOptions:
         wrong = (name for name, values in taken.items() if getattr(self, name) not in values)
         return next((f"solver.{name} = {getattr(self, name)}" for name in wrong), "")
 
-    def rules_refused(self, rules_of_machine: bool) -> str:
+    def rules_refused(self, rules_of_machine: bool, features: Collection[str] = ()) -> str:
         """Returns why these options do not go with rules for mappings, with the fix; "": they do, or there
-        are none. Searches that do not obey rules refuse them.
+        are none. Searches that do not obey rules refuse them. features: all of the machine.
         """
         key = "solver.mapping" if self.mapping else "mapping" if rules_of_machine else ""
         taken: dict[str, Sequence[object]] = {
@@ -211,6 +230,6 @@ class SolverOptions:
             return ""
         fix = "take imperfect_spatial" if wrong[0] == "factors" else "leave it out"
         return (
-            f"solver.{wrong[0]} = {getattr(self, wrong[0])} does not obey the rules of `{key}`: the mapper "
-            f"optimal does, for unfused and pipelined schedules and KAPLA's; {fix}, or leave the rules out"
+            f"solver.{wrong[0]} = {getattr(self, wrong[0])} does not obey the rules of `{key}`: "
+            f"{who_counts({'rules', *features})}; {fix}, or leave the rules out"
         )

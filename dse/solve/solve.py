@@ -94,7 +94,7 @@ from dse.solve.sharing.shared_products import find_shared_products
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from dse.solve.stored import searches_hops, sequential_solution
 from hw import machine
-from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch
+from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Rule
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key, einsum
 from workloads.graph import Unique, Workload, base_tensor, counts, csr_results, unique
@@ -193,8 +193,12 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     `solver.mapping`) not be obeyed: by these options, on a machine that prices layouts, or where a rule of
     the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
+    features = _features(arch, options)
     if widths := arch.with_widths():
-        refused = (options.refused("bits", widths), *(compressed_width(e, arch) for e in workload.einsums))
+        refused = (
+            options.refused("bits", widths, features),
+            *(compressed_width(e, arch) for e in workload.einsums),
+        )
         if line := next(filter(None, refused), ""):
             raise ValueError(line)
     for key, memories in (
@@ -202,10 +206,10 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         ("latency_ns", arch.with_latency()),
         ("along", arch.with_sharing()),
     ):
-        if memories and (line := options.refused(key, memories)):
+        if memories and (line := options.refused(key, memories, features)):
             raise ValueError(line)
     if arch.units:
-        if line := options.units_refused([one.compute.name.lower() for one in arch.units]):
+        if line := options.units_refused([one.compute.name.lower() for one in arch.units], features):
             raise ValueError(line)
         for e in workload.einsums:
             computes(e, arch)
@@ -217,7 +221,7 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         )
     if not arch.mapping and not options.mapping:
         return
-    if line := options.rules_refused(bool(arch.mapping)):
+    if line := options.rules_refused(bool(arch.mapping), features):
         raise ValueError(line)
     if arch.models_layout():
         raise ValueError(
@@ -225,15 +229,12 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
             "banks, and layouts are not searched under rules; leave burst and bank_map out, or the rules"
         )
     if options.schedule in PIPELINED_SCHEDULES and has_nodes(arch):
-        inner = [level.name for level in arch.levels[2:]]
-        inner += [name for f in arch.fanouts[1:] for name, _ in f.dims]
-        for rule in (*arch.mapping, *options.mapping):
-            if rule.at.upper() not in inner:
-                raise ValueError(
-                    f"mapping: a rule at {rule.at.lower() or 'the machine (utilization)'} does not go with "
-                    f"solver.schedule = {options.schedule}, which obeys rules inside of a node's array "
-                    f"({', '.join(name.lower() for name in inner)}); leave it out"
-                )
+        for rule in _rules_outside(arch, options):
+            raise ValueError(
+                f"mapping: a rule at {rule.at.lower() or 'the machine (utilization)'} does not go with "
+                f"solver.schedule = {options.schedule}, which obeys rules inside of a node's array "
+                f"({', '.join(name.lower() for name in _inside_nodes(arch))}); leave it out"
+            )
     _check_names(arch, workload, options)
     for group in unique(workload):
         first, *others = (e for e in workload.einsums if e.name in group.names)
@@ -244,6 +245,40 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
                     f"mapping: its rules hold for {first.name} and {e.name} in different ways, but these are "
                     "equal einsums, which are mapped once; name both, or take roles of ranks and tensors"
                 )
+
+
+def is_taken(arch: Arch, workload: Workload, options: SolverOptions) -> bool:
+    """True if `check_rules` refuses nothing of these options."""
+    try:
+        check_rules(arch, workload, options)
+    except ValueError:
+        return False
+    return True
+
+
+def _features(arch: Arch, options: SolverOptions) -> set[str]:
+    """Returns what of a machine and of rules not all schedules count (keys of `options.COUNTED_BY`)."""
+    having = {
+        "bits": arch.with_widths(),
+        "ports": arch.with_ports(),
+        "latency_ns": arch.with_latency(),
+        "along": arch.with_sharing(),
+        "units": arch.units,
+        "rules": (*arch.mapping, *options.mapping),
+        "no nodes": not has_nodes(arch) or _rules_outside(arch, options),
+    }
+    return {key for key, found in having.items() if found}
+
+
+def _inside_nodes(arch: Arch) -> list[str]:
+    """Returns the memories and dimensions inside of the nodes on which pipelined schedules run."""
+    return [*(level.name for level in arch.levels[2:]), *(dim for f in arch.fanouts[1:] for dim, _ in f.dims)]
+
+
+def _rules_outside(arch: Arch, options: SolverOptions) -> list[Rule]:
+    """Returns the rules for mappings that are not of places inside of nodes."""
+    inner = _inside_nodes(arch)
+    return [rule for rule in (*arch.mapping, *options.mapping) if rule.at.upper() not in inner]
 
 
 def _check_names(arch: Arch, workload: Workload, options: SolverOptions) -> None:

@@ -114,8 +114,6 @@ def load(
     if space:
         for line in rule_faults(solver.mapping, space.template.nodes, "solver.mapping"):
             faults.add(line)
-        if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True)):
-            faults.add(line)
         varied = {axis.key for axis in space.axes}
         memories = [node for node in space.template.nodes if isinstance(node, Memory)]
         special = {
@@ -132,12 +130,16 @@ def load(
             ],
             "along": [one.name for one in memories if one.along],
         }
+        rules, several = space.template.mapping or solver.mapping, has_units(space.template.nodes)
+        features = [key for key, having in (special | {"rules": rules, "units": several}).items() if having]
+        if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True, features)):
+            faults.add(line)
         for key, having in special.items():
-            if having and (line := solver.refused(key, having)):
+            if having and (line := solver.refused(key, having, features)):
                 faults.add(line)
-        if has_units(space.template.nodes):
+        if several:
             units = [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
-            if line := solver.units_refused(units):
+            if line := solver.units_refused(units, features):
                 faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(

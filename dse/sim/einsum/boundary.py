@@ -32,6 +32,7 @@ from dse.sim.counts.counts import (
     busiest,
     count,
     footprints,
+    in_elems,
     instance_counts,
     nest_sums,
 )
@@ -371,6 +372,20 @@ def filled_each_trip(b: Boundary, e: Einsum, arch: Arch) -> frozenset[Store]:
         at_rest.append((node, end))
         level_above[node.tensor] = node.level
     return frozenset(node for node, end in at_rest if not any(has_trips[end:]))
+
+
+def retained_elems(b: Boundary, e: Einsum, arch: Arch) -> tuple[tuple[str, str, int | Fraction], ...]:
+    """Returns (level, tensor, elements) of what is retained of an einsum's tensors in the one instance of a
+    level, which `node_footprints` leaves out; tensors that its segment passes on have nodes of their own.
+    """
+    word = arch.word_bits
+    whole = {p.tensor: in_elems(p, p.stored_bits(word), word) for p in e.tensors()}
+    return tuple(
+        (level, tensor, elems.numerator if elems.denominator == 1 else elems)
+        for tensor, level, share in b.retained
+        if tensor in whole and tensor not in b.forwarded and not is_sliced(level, arch)
+        for elems in [share * whole[tensor]]
+    )
 
 
 def node_footprints(b: Boundary, full_nest: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]:

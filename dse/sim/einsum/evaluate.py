@@ -70,6 +70,8 @@ class EinsumCost:
     # traffic at levels that describe lines, rows or banks, by the tensors' layouts
     layout_traffic: tuple[transfer.Transfer, ...] = ()
     refilled: tuple[tuple[str, str], ...] = ()  # (level, tensor) of tiles that are filled more than once
+    # (level, tensor, elements) of what the schedule retains of its tensors on chip, beside `footprint`
+    retained: tuple[tuple[str, str, int | Fraction], ...] = ()
     # What optimality_gap is of, where the workload decides which mapping an einsum gets: "edp": the energy x
     # delay of the workload; "front": its front; "": the einsum's own objective
     weighed_by: str = field(default="", compare=False)
@@ -315,6 +317,7 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
         price=p,
         layout_traffic=tuple(transfer_of.values()),
         refilled=tuple((f.level, f.tensor) for f in c.footprints if f.is_refilled),
+        retained=boundary.retained_elems(problem.boundary, e, arch),
     )
 
 
