@@ -176,9 +176,10 @@ def front(
             label = f"feasible points ({len(x)})"
             if len(x) > MANY_POINTS:  # darker where there are more
                 scales = {"xscale": ax.get_xscale(), "yscale": ax.get_yscale()}
-                ax.hexbin(
-                    x, y, gridsize=60, mincnt=1, bins="log", cmap=DENSITY, lw=0.1, label=label, **scales
-                )
+                ax.hexbin(x, y, gridsize=60, mincnt=1, bins="log", cmap=DENSITY, lw=0.1, **scales)
+                for axis, name in ((ax.xaxis, x_name), (ax.yaxis, y_name)):  # hexbin takes its own ticks
+                    _scale(axis, name, points[name].tolist(), FRONT_LOG_RATIO)
+                ax.scatter([], [], s=9, color=DENSITY(0.6), linewidths=0, label=label)
             else:
                 ax.scatter(x, y, s=9, color=FAINT, linewidths=0, label=label)
             lines = [at[np.argsort(x[at], kind="stable")] for at in _schedules(machines, on_front)]

@@ -352,6 +352,18 @@ def test_axes_of_a_front_are_logarithmic_where_values_span_much() -> None:
     assert scales == [("log", "log"), ("log", "linear"), ("log", "linear")]
 
 
+def test_a_front_of_many_points_has_the_axes_of_one_of_few() -> None:
+    count = plots.MANY_POINTS + 1
+    points = {name: np.geomspace(1e9, 1e12, count) for name in ("energy_pj", "latency_ns")}
+    objectives = [("energy_pj", False), ("latency_ns", False)]
+    drawn = plots.front(points, np.arange(count) < 3, objectives, np.arange(count), "")
+    drawn.figure.canvas.draw()
+    (ax,) = drawn.figure.axes
+    texts = [tick.get_text() for axis in (ax.xaxis, ax.yaxis) for tick in axis.get_ticklabels()]
+    assert any(texts)
+    assert not any("$" in text for text in texts)
+
+
 def test_a_band_is_said_to_be_shaded_where_it_is_seen() -> None:
     effects = [figures.Effect("x", 1, 0.5, 9), figures.Effect("x", 2, 2.0, 9)]
     titles = [
