@@ -9,7 +9,7 @@ step, run `iterations` times, whose x_1 is the x_0 of the next one (`Workload.lo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from types import MappingProxyType
@@ -132,13 +132,13 @@ def cg(
         ]
 
     a, depth = system("cg", matrix, rows, nnz), 0
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
+    matrices = {"A": a}
     if preconditioner == "symgs":
         low, up, depth = _triangles(a, matrix, levels)
-        sparse |= {t: matrix_operand(t, b, index_bits, pointer_bits) for t, b in (("Low", low), ("Up", up))}
+        matrices |= {"Low": low, "Up": up}
     elif levels:
         raise WorkloadError(f"cg: levels = {levels} are of preconditioner=symgs; leave them out")
-    return loop_of("cg", a, n, step, iterations, form, sparse)
+    return loop_of("cg", matrices, n, step, iterations, form, (index_bits, pointer_bits))
 
 
 def pipelined_cg(
@@ -177,8 +177,7 @@ def pipelined_cg(
         ]
 
     a = system("pipelined_cg", matrix, rows, nnz)
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
-    return loop_of("pipelined_cg", a, n, step, iterations, form, sparse)
+    return loop_of("pipelined_cg", {"A": a}, n, step, iterations, form, (index_bits, pointer_bits))
 
 
 def bicgstab(
@@ -219,8 +218,7 @@ def bicgstab(
         ]
 
     a = system("bicgstab", matrix, rows, nnz)
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
-    return loop_of("bicgstab", a, n, step, iterations, form, sparse)
+    return loop_of("bicgstab", {"A": a}, n, step, iterations, form, (index_bits, pointer_bits))
 
 
 def gmres(
@@ -254,8 +252,7 @@ def gmres(
         return [*start, *(line for j in range(m) for line in _arnoldi(t, j, j == m - 1)), *_combination(t, m)]
 
     a = system("gmres", matrix, rows, nnz)
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
-    return loop_of("gmres", a, n, cycle, iterations, form, sparse)
+    return loop_of("gmres", {"A": a}, n, cycle, iterations, form, (index_bits, pointer_bits))
 
 
 def spmm_chain(
@@ -276,8 +273,7 @@ def spmm_chain(
         return [("x", f"X_{t + 1}[m,n] += A[m,k] * X_{t}[k,n]")]
 
     a = system("spmm_chain", matrix, rows, nnz)
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
-    return loop_of("spmm_chain", a, n, step, length, "unrolled", sparse)
+    return loop_of("spmm_chain", {"A": a}, n, step, length, "unrolled", (index_bits, pointer_bits))
 
 
 def sddmm(
@@ -408,19 +404,24 @@ def _combination(t: int, m: int) -> Iterator[Line]:
 
 def loop_of(
     name: str,
-    a: Matrix,
+    matrices: Mapping[str, Matrix],
     n: int,
-    step: Callable[[int], Sequence[Line]],
+    step: Callable[[int], Iterable[Line]],
     iterations: int,
     form: Form,
-    sparse: Mapping[str, Mapping[str, Any]],
+    widths: tuple[int, int],
     extents: Mapping[str, int] = MappingProxyType({}),
 ) -> Workload:
-    """Returns the workload of a solver on matrix a and n right-hand sides.
+    """Returns the workload of a solver on n right-hand sides.
 
-    step: the einsums of an iteration; sparse: matrix -> arguments of `einsum`; extents: of ranks beside m, k,
-        n, j, i
+    matrices: operands in CSR by name, that of the system first; step: the einsums of an iteration; widths:
+        bits of a column index and of a row pointer; extents: of ranks beside m, k, n, j, i
     """
+    a = next(iter(matrices.values()))
+    sparse = {
+        name: csr(name, one.nnz / (one.rows * one.columns), *widths, one.tile_columns)
+        for name, one in matrices.items()
+    }
     known = {"m": a.rows, "n": n, "k": a.columns, "j": n, "i": n, **extents}
     steps = 1 if form == "periodic" else iterations
 
@@ -434,11 +435,6 @@ def loop_of(
     label = f"{name}:matrix={a.name},n={n}"
     repeats = (iterations,) * len(found) if iterations > steps else ()
     return Workload(label, in_order(label, found), repeats=repeats, loop_state=_loop_state(found, steps))
-
-
-def matrix_operand(tensor: str, a: Matrix, index_bits: int, pointer_bits: int) -> dict[str, Any]:
-    """Returns arguments of `einsum` for a matrix in CSR."""
-    return csr(tensor, a.nnz / (a.rows * a.columns), index_bits, pointer_bits, a.tile_columns)
 
 
 def _triangles(a: Matrix, source: str, levels: int) -> tuple[Matrix, Matrix, int]:

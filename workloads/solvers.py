@@ -13,19 +13,7 @@ from typing import Literal
 
 from workloads.einsum import GOGETA_BITS, WorkloadError
 from workloads.graph import Workload
-from workloads.hpc import (
-    Line,
-    bicgstab,
-    cg,
-    gmres,
-    loop_of,
-    matrix_operand,
-    pipelined_cg,
-    sddmm,
-    spgemm,
-    spmm_chain,
-    system,
-)
+from workloads.hpc import Line, bicgstab, cg, gmres, loop_of, pipelined_cg, sddmm, spgemm, spmm_chain, system
 from workloads.loops import Form
 from workloads.matrix import Matrix
 
@@ -75,9 +63,8 @@ def s_step_cg(
         ]
 
     a, width = system("s_step_cg", matrix, rows, nnz), 2 * s + 1
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
     extents = {"b": width, "c": width, "v": s, "u": max(s - 1, 1)}
-    return loop_of("s_step_cg", a, n, step, iterations, form, sparse, extents)
+    return loop_of("s_step_cg", {"A": a}, n, step, iterations, form, (index_bits, pointer_bits), extents)
 
 
 def ca_gmres(
@@ -117,8 +104,8 @@ def ca_gmres(
         ]
 
     a = system("ca_gmres", matrix, rows, nnz)
-    sparse = {"A": matrix_operand("A", a, index_bits, pointer_bits)}
-    return loop_of("ca_gmres", a, n, cycle, iterations, form, sparse, {"b": s + 1, "c": s + 1, "v": s})
+    extents = {"b": s + 1, "c": s + 1, "v": s}
+    return loop_of("ca_gmres", {"A": a}, n, cycle, iterations, form, (index_bits, pointer_bits), extents)
 
 
 def v_cycle(
@@ -185,16 +172,15 @@ def v_cycle(
             yield f"x{g}", f"C{g}_{t}{at} = {smoothed}{at} + E{g}_{t}{at}"
             yield from smooth(t, g, f"C{g}_{t}", sweeps, 2 * sweeps)
 
-    operands = {"A0": a}
+    matrices = {"A0": a}
     for g, (fine, coarse) in enumerate(pairwise(sizes), 1):
-        operands[f"A{g}"] = Matrix(
+        matrices[f"A{g}"] = Matrix(
             a.name, coarse, coarse, max(coarse, min(a.nnz * coarse // a.rows, coarse**2))
         )
-        operands[f"Re{g}"] = Matrix(a.name, coarse, fine, interpolation * coarse)
-        operands[f"In{g}"] = Matrix(a.name, fine, coarse, interpolation * coarse)
-    sparse = {t: matrix_operand(t, x, index_bits, pointer_bits) for t, x in operands.items()}
+        matrices[f"Re{g}"] = Matrix(a.name, coarse, fine, interpolation * coarse)
+        matrices[f"In{g}"] = Matrix(a.name, fine, coarse, interpolation * coarse)
     extents = {f"{rank}{g}": size for g, size in enumerate(sizes) for rank in "mk"}
-    return loop_of("v_cycle", a, n, lambda t: list(cycle(t)), iterations, form, sparse, extents)
+    return loop_of("v_cycle", matrices, n, cycle, iterations, form, (index_bits, pointer_bits), extents)
 
 
 SOLVERS: dict[str, Callable[..., Workload]] = {
