@@ -121,30 +121,16 @@ def layer_cost(layer: Layer, problem: Problem) -> EinsumCost | Infeasible:
             f"{where}, {ordered[0]}: tiles that overlap are not counted in order; begin the file with "
             f'"{FIRST_LINE_WHOLE}" to fetch tiles whole, as a nest does, or leave the words in order out'
         )
-    if (
-        arch.models_layout()
-        or arch.narrows_or_widens()
-        or arch.with_ports()
-        or arch.with_sharing()
-        or arch.with_latency()
-        or arch.units
-        or any(f.systolic for f in arch.fanouts)
-    ):
-        what = (
-            "lines, rows or banks"
-            if arch.models_layout()
-            else "widths that memories give elements (`bits`)"
-            if arch.narrows_or_widens()
-            else "ports that serve some tensors, or writes apart from reads,"
-            if arch.with_ports()
-            else "memories that PEs along dimensions share (`along`)"
-            if arch.with_sharing()
-            else "first words that take time (`latency_ns`)"
-            if arch.with_latency()
-            else "several computes"
-            if arch.units
-            else "the ramp of a systolic array"
-        )
+    uncounted = {
+        "lines, rows or banks": arch.models_layout(),
+        "widths that memories give elements (`bits`)": arch.narrows_or_widens(),
+        "ports that serve some tensors, or writes apart from reads,": arch.with_ports(),
+        "memories that PEs along dimensions share (`along`)": arch.with_sharing(),
+        "first words that take time (`latency_ns`)": arch.with_latency(),
+        "several computes": arch.units,
+        "the ramp of a systolic array": any(f.systolic for f in arch.fanouts),
+    }
+    if what := next((what for what, has in uncounted.items() if has), ""):
         raise ValueError(
             f"{where}: {what} of {arch.name} are counted of nests only; begin the file with "
             f'"{FIRST_LINE_WHOLE}" '

@@ -41,36 +41,8 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     if lines := list(_order_faults(workload, schedule)):
         return lines
     g = graph(workload, schedule)
-    if arch.with_ports() and not schedule.is_unfused():
-        return [
-            "einsums share loops, tensors or time, which is not timed at ports that serve some tensors, nor "
-            f"with writes apart from reads; {arch.name} has "
-            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, or "
-            "take ports: shared and no write_bandwidth and writes_per_cycle"
-        ]
-    if arch.with_latency() and not schedule.is_unfused():
-        return [
-            "einsums share loops, tensors or time, and waits for first words are counted of einsums in turn; "
-            f"{arch.name} has {', '.join(f'{name}.latency_ns' for name in arch.with_latency())}: map its "
-            "einsums one by one, or leave latency_ns out"
-        ]
-    if arch.with_sharing() and not schedule.is_unfused():
-        return [
-            "einsums share loops, tensors or time, which is not counted where PEs along dimensions share a "
-            f"memory; {arch.name} has {', '.join(f'{name}.along' for name in arch.with_sharing())}: map its "
-            "einsums one by one, or leave along out"
-        ]
-    if arch.units and not schedule.is_unfused():
-        return [
-            "einsums share loops, tensors or time, which is not counted between computes; "
-            f"{arch.name} has {', '.join(one.compute.name.lower() for one in arch.units)}: map its einsums "
-            "one by one"
-        ]
-    if (results := csr_results(workload)) and not schedule.is_unfused():
-        return [
-            "einsums share loops, tensors or time, which is not counted of results in csr "
-            f"({results[0].output.tensor} of {results[0].name}): map einsums one by one, or store it dense"
-        ]
+    if not schedule.is_unfused() and (line := counted_one_by_one(arch, workload)):
+        return [line]
     if schedule.is_unfused():  # `nest.faults` reports faults of single nests in full
         lines = []
     elif lines := [
@@ -116,6 +88,43 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
             "parts of tensors, move are not counted; leave its description out"
         ]
     return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.models_layout() else [])
+
+
+def counted_one_by_one(arch: Arch, workload: Workload) -> str:
+    """Returns what is counted only where einsums share neither loops nor tensors nor time, with the fix; "":
+    nothing of this machine and workload.
+    """
+    if arch.with_ports():
+        return (
+            "einsums share loops, tensors or time, which is not timed at ports that serve some tensors, nor "
+            f"with writes apart from reads; {arch.name} has "
+            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, or "
+            "take ports: shared and no write_bandwidth and writes_per_cycle"
+        )
+    if arch.with_latency():
+        return (
+            "einsums share loops, tensors or time, and waits for first words are counted of einsums in turn; "
+            f"{arch.name} has {', '.join(f'{name}.latency_ns' for name in arch.with_latency())}: map its "
+            "einsums one by one, or leave latency_ns out"
+        )
+    if arch.with_sharing():
+        return (
+            "einsums share loops, tensors or time, which is not counted where PEs along dimensions share a "
+            f"memory; {arch.name} has {', '.join(f'{name}.along' for name in arch.with_sharing())}: map its "
+            "einsums one by one, or leave along out"
+        )
+    if arch.units:
+        return (
+            "einsums share loops, tensors or time, which is not counted between computes; "
+            f"{arch.name} has {', '.join(one.compute.name.lower() for one in arch.units)}: map its einsums "
+            "one by one"
+        )
+    if results := csr_results(workload):
+        return (
+            "einsums share loops, tensors or time, which is not counted of results in csr "
+            f"({results[0].output.tensor} of {results[0].name}): map einsums one by one, or store it dense"
+        )
+    return ""
 
 
 def _compute_faults(one: Placed) -> Iterator[str]:

@@ -17,9 +17,10 @@ from typing import Literal
 
 from dse.mapping.classes import rank_classes, rank_of, reads_as_written, shared_tensors
 from dse.mapping.trips import SplitLoop, even_splits
+from dse.sim.schedule.faults import counted_one_by_one
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
-from workloads.graph import Workload, base_tensor, counts, csr_results
+from workloads.graph import Workload, base_tensor, counts
 
 MAX_MEMBERS = 10  # einsums of a segment, at most
 # values of `solver.schedule`
@@ -97,8 +98,7 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     """Yields the values of `solver.schedule` that reuse tensors between einsums on a machine, widest space
     first.
     """
-    # of all solvers, mappers of single einsums alone count these
-    if arch.with_ports() or arch.with_sharing() or arch.with_latency() or arch.units or csr_results(workload):
+    if counted_one_by_one(arch, workload):
         return
     array = array_of_cores(arch)
     pairs = (Members(*run, axes=()) for run in runs(workload, 2) if run[2])
