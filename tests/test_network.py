@@ -26,7 +26,7 @@ from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.enumeration import products
 from tests.nests import compressed
-from tests.oracle import walk
+from tests.oracle import Walk, walk
 from tests.rings import WALKED, walked_chain, walked_tree
 from tests.schedules import random_schedule
 from tests.test_schedule import FC, NODES, PIPE, lines
@@ -319,6 +319,91 @@ def unlike(seed: int) -> str:
 @given(st.integers(0, 10**9))
 def test_hops_of_a_nest_are_those_of_all_its_words(seed: int) -> None:
     assert unlike(seed) == ""
+
+
+def windowed_mesh(rng: Random) -> tuple[Arch, Einsum, Mapping]:
+    """A convolution on a mesh: strides, dilation, padding; loops in time and space in any order."""
+    arch, _, _ = random_mesh(rng)
+    sizes = {"k": rng.choice([1, 2, 4]), "c": rng.choice([1, 2]), "p": rng.choice([4, 6, 8]), "r": 3}
+    step, wide, pad = rng.choice([1, 1, 2]), rng.choice([1, 1, 2]), rng.randint(0, 2)
+    hull = step * (sizes["p"] - 1) + 2 * wide + 1 - pad - rng.randint(0, min(pad, 2))
+    window = f"{step}*p+{wide}*r-{pad}"
+    e = einsum(f"O[k,p] += I[c,{window}] * W[k,c,r]", sizes, "e", sizes={"I": (sizes["c"], hull)})
+    left, room, nodes = dict(sizes), dict(arch.fanouts[0].dims), [Store("DRAM", t) for t in "IWO"]
+
+    def cut(over: str) -> None:
+        rank = rng.choice("kcppr")
+        tile = rng.choice(
+            [
+                n
+                for n in range(1, left[rank] + 1)
+                if left[rank] % n == 0 and (not over or left[rank] // n <= room[over])
+            ]
+        )
+        if over:
+            room[over] //= left[rank] // tile
+        nodes.append(Loop(rank, tile, over))
+        left[rank] = tile
+
+    for _ in range(rng.randint(1, 5)):
+        cut(rng.choice(["", "Y", "X", "X"]))
+    for t in rng.sample("IWO", 3):
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            cut("")
+        nodes.append(Store("BUF", t))
+    return arch, e, Mapping((*nodes, *(Loop(rank, 1) for rank in sizes)))
+
+
+class Windows(Walk):
+    """The walk of a nest that also adds up links: of each word of I that leaves main memory, to all lanes of
+    the mesh that this access serves.
+    """
+
+    links = 0.0
+
+    def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
+        super().add(at, level, tensor, action, n)
+        if (level, tensor, action) != ("DRAM", "I", "read"):
+            return
+        f = self.arch.fanouts[0]
+        (y0, rows), (x0, columns) = f.mesh_region
+        shared, own = self.together(self.e.inputs[0]), {"c", "p", "r"}
+        places, size = {(0, 0)}, self.e.sizes()
+        lanes = {position: lane for position, _, lane in self.lanes}
+        for position, loop in enumerate(self.mapping.nodes):
+            if not isinstance(loop, Loop):
+                continue
+            if loop.over:
+                trips = -(-size[loop.rank] // loop.tile)
+                every = loop.rank not in own and shared[loop.over]
+                places = {
+                    (y * trips + lane, x) if loop.over == "Y" else (y, x * trips + lane)
+                    for y, x in places
+                    for lane in (range(trips) if every else [lanes[position]])
+                }
+            size[loop.rank] = loop.tile
+        sources = product(range(rows) if f.injected_at == "edge" else (0, rows - 1), (0, columns - 1))
+        served = {(y0 + y, x0 + x) for y, x in places}
+        self.links += n * min(WALKED[f.multicast_from](source, served) for source in sources)
+
+
+@settings(max_examples=amount(200), deadline=None)
+@given(st.integers(0, 10**9))
+def test_hops_of_windows_are_those_of_all_their_words(seed: int) -> None:
+    """Each lane fetches the window of its share; what padding cuts of it does not come."""
+    rng = Random(seed)
+    while True:
+        arch, e, mapping = windowed_mesh(rng)
+        walked = Windows(mapping, e, arch)
+        try:
+            got = {way.tensor: way.energy_pj for way in traffic(mapping, e, arch)}
+        except ValueError as fault:
+            assert len(str(fault).splitlines()) == 1
+            assert "with padding: hops are not counted" in str(fault) or "stands between loops" in str(fault)
+            continue
+        walked.go(0, {rank: (0, n) for rank, n in e.extents})
+        assert got["I"] == pytest.approx(walked.links), (e, mapping, arch.fanouts)
+        return
 
 
 @settings(max_examples=amount(150), deadline=None)

@@ -28,7 +28,7 @@ from dse.solve.options import SolverOptions
 from dse.solve.schedules import pipeline, segments, stage_bounds
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.pipeline import pipelined
-from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, node_of, shapes, tiles
+from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, node_of, shapes, split_ranks, tiles
 from hw import machine
 from hw.arch import Arch, read_rules
 from tests.amount import FULL, amount, some
@@ -559,7 +559,7 @@ def test_parts_are_equal_where_hops_of_unequal_ones_are_not_counted() -> None:
     assert isinstance(found, Solution)
     g = segments.PipelineSearch(multi, CHAIN, "energy", "streamed", Nodes(multi))
     (uneven, _), (even, _) = (
-        spread_over_nodes(g, e, Shape(16, 16, ()), even=either) for either in (False, True)
+        spread_over_nodes(g, e, Shape(16, 16, ()), split_ranks(e), either) for either in (False, True)
     )
     cut = [[(loop.rank, loop.tile) for loop in shape.loops] for shape in (uneven, even)]
     assert ("z", 250) in cut[0]

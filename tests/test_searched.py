@@ -259,7 +259,7 @@ UNFUSED = Space((Mappings("imperfect_spatial", node_order="arrays"),))
 TILES = replace(UNFUSED, order="given", fused=10, shared_loops=1, held=6, levels=("G",), retained=("T",))
 SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True, uneven=True)
 PIPES = Space(
-    (Mappings("perfect", node_order="arrays"),),
+    (Mappings("perfect", node_order="arrays", mesh_windows=False),),
     "given",
     levels=("GBUF",),
     padded=True,

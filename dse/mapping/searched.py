@@ -58,6 +58,8 @@ class Mappings:
     cut_twice: bool = True  # strided ranks may have several loops between two fetches
     layouts: Layouts = "alike"  # alike: the machine prices no layout; row_major: only row-major; all: any
     shares: bool = False  # tiles may be divided among PEs that pass the parts round (`share`)
+    # loops over PEs of a network whose links have a price may cut windows; False only where there is one
+    mesh_windows: bool = True
     rules: tuple[str, ...] = ()  # of a machine or a study: parts that set limits (`constraints.Limit`)
     # computes of a machine with several, on each of which the einsum was mapped or bounded: all that take it
     units: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ def mappings_of(factors: Factors, arch: Arch, c: Constraints = FREE) -> Mappings
         "free" if c.unlimited() == FREE else c.name,
         "arrays" if is_split_by_array else "all",
         layouts="row_major" if arch.models_layout() else "alike",
+        mesh_windows=not any(f.hop_pj for f in arch.fanouts),
         rules=c.rule_texts(),
     )
 
@@ -101,6 +104,7 @@ def common(spaces: Sequence[Mappings], units: Sequence[str]) -> Mappings:
         cut_twice=all(one.cut_twice for one in spaces),
         layouts="all" if all(one.layouts == "all" for one in spaces) else "alike",
         shares=all(one.shares for one in spaces),
+        mesh_windows=all(one.mesh_windows for one in spaces),
         rules=tuple(dict.fromkeys(text for one in spaces for text in one.rules)),
         units=tuple(units),
     )
@@ -413,6 +417,13 @@ def _layouts(searched: Mappings, part: Part, m: Member) -> bool:
 
 def _shares(searched: Mappings, part: Part, m: Member) -> bool:
     return bool(m.branch.mapping.shares) and not searched.shares
+
+
+def _mesh_windows(searched: Mappings, part: Part, m: Member) -> bool:
+    """True if a loop over PEs cuts windows where links have a price, and this was not searched."""
+    priced = {name for f in part.arch.fanouts if f.hop_pj for name, _ in f.dims}
+    over = {n.rank for n in m.nodes if isinstance(n, Loop) and n.over in priced}
+    return not searched.mesh_windows and bool(over & cut_windows(m.einsum))
 
 
 def _no_nest(searched: Mappings, part: Part, m: Member) -> bool:
@@ -795,6 +806,13 @@ def windowed_ranks(e: Einsum) -> frozenset[str]:
     )
 
 
+def cut_windows(e: Einsum) -> frozenset[str]:
+    """Returns the ranks that cut some tensor into windows, or run beyond one of its dimensions."""
+    sizes = e.sizes()
+    beyond = {rank for p in e.tensors() for d in p.dims for rank in d.ranks() if d.size < sizes[rank]}
+    return frozenset(beyond).union(*(p.partial_ranks() for p in e.tensors()))
+
+
 def _hold(space: Space, view: ScheduleView) -> bool:
     return not space.hold and any(m.branch.filled_once for _, m in view.members)
 
@@ -1009,6 +1027,16 @@ WITHIN = (  # features within an einsum
         ("share", "Rotated.level", "Rotated.tensor", "Rotated.dims", "Mapping.shares"),
         _of_mappings(lambda own: _searched_words(own.shares, "tiles shared out among PEs")),
         _breaks(_shares),
+    ),
+    Feature(
+        "windows over networks",
+        ("Loop.over", "Loop.rank"),
+        _of_mappings(
+            lambda own: _searched_words(
+                own.mesh_windows, "windows cut over a network whose links have a price", own.mesh_windows
+            )
+        ),
+        _breaks(_mesh_windows),
     ),
     Feature(
         "mappings that are no nest",

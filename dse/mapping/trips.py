@@ -47,13 +47,14 @@ def trips(e: Einsum, rank: str, tile: int) -> tuple[tuple[Einsum, int], ...]:
         for d in p.dims
         if rank in d.ranks()
     ):
-        whole = ((_trip(e, rank, tile, 0), n // tile),)
-        return (*whole, (_trip(e, rank, n % tile, n - n % tile), 1)) if n % tile else whole
-    found = Counter(_trip(e, rank, min(tile, n - origin), origin) for origin in range(0, n, tile))
+        whole = ((trip_at(e, rank, tile, 0), n // tile),)
+        return (*whole, (trip_at(e, rank, n % tile, n - n % tile), 1)) if n % tile else whole
+    found = Counter(trip_at(e, rank, min(tile, n - origin), origin) for origin in range(0, n, tile))
     return tuple(found.most_common())
 
 
-def _trip(e: Einsum, rank: str, tile: int, origin: int) -> Einsum:
+def trip_at(e: Einsum, rank: str, tile: int, origin: int) -> Einsum:
+    """Returns the einsum of one trip of a loop over a rank, whose indices begin at `origin`."""
     extents = {r: tile if r == rank else n for r, n in e.extents}
 
     def cut(p: Projection) -> Projection:

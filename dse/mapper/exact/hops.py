@@ -32,6 +32,7 @@ from dse.mapper.exact.kernels import state
 from dse.mapper.exact.spatial import FanoutBoundary, SpatialUnrollings, dims_and_groups, divisors
 from dse.mapping.constraints import Constraints, Factors
 from dse.mapping.nest import Loop, Mapping
+from dse.mapping.searched import cut_windows
 from dse.sim.counts.latency import any_nonzero
 from dse.sim.counts.terms import nonzero_share, unshared
 from dse.sim.levels.network import injected_at
@@ -69,17 +70,10 @@ def pair_of(fanouts: Sequence[Fanout], tensors: int, i: int, x: int, compute: bo
 
 def countable(e: Einsum, arch: Arch, constraints: Constraints) -> Spatial:
     """Returns constraints.spatial without ranks of windows, and without ranks with more values than their
-    dimension stores, on networks whose links have a price: such nests are refused, since their hops are not
-    counted.
+    dimension stores, on networks whose links have a price: the search does not bound their hops.
     """
     sizes, allowed_ranks = e.sizes(), dict(constraints.spatial)
-    uncounted = {
-        rank
-        for p in e.tensors()
-        for dim in p.dims
-        for rank, _ in dim.terms
-        if rank in p.partial_ranks() or dim.size < sizes[rank]
-    }
+    uncounted = cut_windows(e)
     for f in arch.fanouts if uncounted else ():
         for name, _ in f.dims if f.hop_pj else ():
             allowed_ranks[name] = tuple(

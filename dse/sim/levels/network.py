@@ -10,19 +10,21 @@ Sums that are reduced on the way take the same tree inwards.
 
 PEs that want the same words occupy some positions in each dimension of the mesh; all pairs of these positions
 want them. Where PEs have unequal shares of a rank (the last ones less, or nothing), such groups of PEs are
-counted one by one: words are those of an einsum whose extents are the share of one PE. Where hops have a
-price, two kinds of nest are refused: nests that cut windows over a mesh, and nests in which shares differ
-from round to round.
+counted one by one: words are those of an einsum whose extents are the share of one PE; likewise where
+padding cuts the windows of some. Where hops have a price, two kinds of nest are refused: nests that cut over
+a mesh windows that another stage passes on, of results, of sparse tensors, or with padding below a loop over
+their rank; and nests in which shares differ from round to round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
 from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.trips import trip_at
 from dse.sim.counts.counts import Delivery, deliveries, nest_sums
 from dse.sim.counts.terms import NestSums
 from dse.sim.levels import rotation
@@ -349,8 +351,10 @@ def _mean_links(
     ring_dims: dimensions along which PEs share a tile out, so that each word goes to one of them
     """
     p, loops, (rows, columns) = delivery.tensor, cuts(mapping, e, f), _mesh_region(f)
-    clipped_ranks = {rank for d in p.dims for rank, _ in d.terms if d.size < e.sizes()[rank]}
-    if window_ranks := [c.rank for c in loops if c.rank in p.partial_ranks() | clipped_ranks]:
+    beyond = {rank for d in p.dims for rank in d.ranks() if d.size < e.sizes()[rank]}
+    window_ranks = [c.rank for c in loops if c.rank in p.partial_ranks() | beyond]
+    clipped_ranks = {rank for d in p.dims if _is_clipped(d, e) for rank in d.ranks()} & set(window_ranks)
+    if window_ranks and (p is e.output or p.tensor in remote or p.format != "dense"):
         raise Uncounted(
             f"parfor {window_ranks[0]} cuts windows of {p.tensor}, whose hops are not counted; split "
             f"another rank over {f.name}"
@@ -361,9 +365,9 @@ def _mean_links(
     ]
     if p.tensor in remote:
         _check_windows(p, remote[p.tensor])
-    if any(c.extent % c.tile for c in loops):
+    if any(c.extent % c.tile or c.rank in clipped_ranks for c in loops):
         return (
-            _uneven_links(delivery, loops, distinct, mapping, e, arch, f, remote.get(p.tensor))
+            _uneven_links(delivery, loops, distinct, mapping, e, arch, f, remote.get(p.tensor), clipped_ranks)
             / delivery.at_source
             if delivery.at_source
             else 0.0
@@ -401,9 +405,11 @@ def _uneven_links(
     arch: Arch,
     f: Fanout,
     parts: Sequence[OwnedPart] | None,
+    windows: Set[str],
 ) -> float:
-    """Returns the sum of words times links where shares are unequal.
+    """Returns the sum of words times links where shares are unequal, or padding cuts windows of some.
 
+    windows: ranks shared out that cut windows with padding
     A group receives as many words as one PE receives in the einsum of its share alone (`_share_nest`). This
     holds only if all PEs of a group fetch equally often: no loop inside of the PEs and above the tensor's
     node may be over a rank that is shared out unequally and along which PEs share accesses. Raises Uncounted
@@ -433,6 +439,18 @@ def _uneven_links(
                 f"parfor {c.rank} over {f.dims[c.dim][0]} gives PEs of {f.name} unequal shares, and "
                 f"{p.tensor} comes {trip_count} times in some: hops are not counted; take tiles that divide"
             )
+    if outside := next(
+        (
+            node.rank
+            for node, rank_tile in _loops_outside(mapping, e, f)
+            if node.rank in windows and node.tile < rank_tile
+        ),
+        "",
+    ):
+        raise Uncounted(
+            f"for {outside} stands outside of loops over PEs of {f.name} that cut windows of {p.tensor} with "
+            "padding: hops are not counted; put it inside, or split another rank"
+        )
     # PEs that want the same words, and their share, by their trips of the cuts that give PEs different words
     pes_of: dict[tuple[int, ...], set[MeshPosition]] = {}
     shares: dict[tuple[int, ...], dict[str, IndexRange]] = {}
@@ -445,23 +463,30 @@ def _uneven_links(
             )
             pes_of.setdefault(key, set()).add((y, x))
             shares.setdefault(key, {rank: span for rank, span in share.items() if rank in delivery.unshared})
-    words_of: dict[tuple[tuple[str, int], ...], float] = {}  # words of a group, by the size of its share
+    nest_of: dict[tuple[tuple[str, int], ...], tuple[Mapping, Einsum]] = {}  # by the size of a group's share
+    words_of: dict[tuple[Mapping, Einsum], float] = {}
     total = 0.0
     for key, pes in pes_of.items():
         size = tuple((rank, high - low) for rank, (low, high) in shares[key].items())
-        if size not in words_of:
-            share_sums = nest_sums(*_share_nest(loops, dict(size), mapping, e, f), arch, e)
-            words_of[size] = next(
+        if size not in nest_of:
+            nest_of[size] = _share_nest(loops, dict(size), mapping, e, f)
+        nest, part = nest_of[size]
+        for rank, n in size:
+            part = trip_at(part, rank, n, shares[key][rank][0]) if rank in windows else part
+        if (nest, part) not in words_of:
+            share_sums = nest_sums(nest, part, arch, e)
+            words_of[nest, part] = next(
                 other.at_source * delivery.access / other.access
                 for other in deliveries(share_sums, arch, f)
                 if other.tensor.tensor == p.tensor
             )
+        words_here = words_of[nest, part]
         if parts is None:
             min_links = min(
                 links(f.multicast_from, source, frozenset(pes))
                 for source in injected_at(f.injected_at, (mesh_region[0][1], mesh_region[1][1]))
             )
-            total += words_of[size] * min_links
+            total += words_here * min_links
             continue
         wanted_ranges = [
             shares[key].get(d.terms[0][0], (0, 1 << 60)) if d.terms else (d.offset, d.offset + 1)
@@ -469,8 +494,24 @@ def _uneven_links(
         ]
         words = [(prod(map(_common, wanted_ranges, other.spans)), other.place) for other in parts]
         word_links = sum(n * links(f.multicast_from, place, frozenset(pes)) for n, place in words if n)
-        total += words_of[size] * word_links / max(sum(n for n, _ in words), 1)
+        total += words_here * word_links / max(sum(n for n, _ in words), 1)
     return total
+
+
+def _is_clipped(d: Dim, e: Einsum) -> bool:
+    """True if indices of a dimension fall on padding around it."""
+    last = d.offset + sum(c * (e.sizes()[rank] - 1) for rank, c in d.terms)
+    return d.offset < 0 or last >= d.size
+
+
+def _loops_outside(mapping: Mapping, e: Einsum, f: Fanout) -> Iterator[tuple[Loop, int]]:
+    """Yields the temporal loops outside of the last loop over PEs of a mesh, each with the tile around it."""
+    tile_of = e.sizes()
+    for node in mapping.nodes[: _last_cut(mapping, f)]:
+        if isinstance(node, Loop):
+            if not node.over:
+                yield node, tile_of[node.rank]
+            tile_of[node.rank] = node.tile
 
 
 def _between(mapping: Mapping, e: Einsum, f: Fanout) -> str:

@@ -19,9 +19,10 @@ cut over nodes before a node is mapped. The estimates of the upper level are tru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, islice, product
 from math import inf, prod
 from random import Random
 
@@ -29,13 +30,14 @@ from dse.mapper.baselines.annealing import annealing
 from dse.mapper.baselines.cost_descending import candidates, topology
 from dse.mapper.baselines.random import random
 from dse.mapper.exact.spatial import primes
-from dse.mapping.nest import Infeasible, Loop, Mapping
-from dse.mapping.searched import Mappings
-from dse.sim.counts.counts import tile_words
+from dse.mapping.nest import Infeasible, Loop, Mapping, Rotated, Store
+from dse.mapping.schedule import Branch, Segment
+from dse.mapping.searched import Mappings, cut_windows
+from dse.sim.counts.counts import tile_bits, tile_words
 from dse.sim.einsum.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certificate_text, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import any_schedule
-from dse.solve.schedules.einsum_bounds import lower_bound
+from dse.solve.schedules.einsum_bounds import LowerBound, inside_pj, lower_bound
 from dse.solve.schedules.segments import (
     ALL_TILE_COUNTS,
     NO_SHARED_LOOP,
@@ -65,6 +67,8 @@ from dse.solve.schedules.stages import (
     Shape,
     Stage,
     StageContext,
+    own_nest,
+    part_of,
     rules_of,
     split_ranks,
     stage_bits,
@@ -74,10 +78,17 @@ from hw.arch import Arch
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import Workload, counts
 
+EXHAUSTIVE = "kapla-exhaustive"
 MAX_EINSUMS = 5  # einsums of a segment, at most
 KAPLA_BEAM = 4  # chains kept by the upper level, per last einsum
 SCHEME_PROBABILITY = 0.1  # kapla-random: probability that a scheme is considered
 RANDOM_MAPPINGS = 100  # kapla-random: random mappings of a node that are priced
+SHARING = (2, 4)  # buffers that nodes put together for tiles that they share out
+MAX_SHARED = 27  # ways to share out what the stages of a segment hold that are priced, at most
+EXACT_SPREADS = (
+    32  # kapla-exhaustive: ways to cut an einsum over nodes whose nests are searched, least bound first
+)
+PRICED_ALONE = 4  # ways to cut an einsum over all nodes that are priced, best estimate first
 ANNEALING_ROUNDS = (16, 32)  # kapla-annealing: iterations, mappings per iteration; published: 1024, 128
 
 
@@ -138,7 +149,7 @@ def published(
     ranges = ranges_of(g, max_einsums, tile_counts)
     alone, segment_options, pruned_rows = options(g, ranges, name, seed, beam)
     solution = best_chain(g, alone, segment_options)
-    if name == "kapla-exhaustive":
+    if name == EXHAUSTIVE:
         solution = _with_kapla(g, ranges, seed, alone, segment_options, solution)
     if isinstance(solution, Infeasible):
         return solution
@@ -158,7 +169,10 @@ def published(
         for part in solution.certificate.split("; ")
         if part.startswith(("weights", "cycles", "leakage"))
     )
-    searched_space = space(g, max_einsums, tile_counts, Mappings("perfect"))
+    searched_space = replace(
+        space(g, max_einsums, tile_counts, Mappings("perfect", shares=True)),
+        hold=max_einsums > 1 and tile_counts != NO_SHARED_LOOP,
+    )
     text = certificate_text(
         f"{NOT_PROVEN} ({name}, {effort_text})",
         solution.gap_to_bound,
@@ -204,7 +218,8 @@ def options(
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
     nodes = replace(search.nodes, node_mapper=_node_mapper(name, seed), memo={}, searches=0)
     g = replace(search, nodes=nodes, alone_memo={}, segment_memo={})
-    alone = solve_alone(g, _alone)
+    solver = StageSolver(g, {}, exhaustive=name == EXHAUSTIVE)
+    alone = solve_alone(g, lambda _, e: _alone(solver, e))
     rng, segment_options, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
     considered = [scheme for scheme in valid if rng.random() < method.chance] if method.chance < 1 else valid
@@ -225,7 +240,7 @@ def options(
             ):
                 continue
             tried += 1
-            if option := memo_isomorphic(g, scheme.range, partial(_solve, g, scheme.range)):
+            if option := memo_isomorphic(g, scheme.range, partial(_solve, solver, scheme.range)):
                 segment_options[scheme.range] = option
                 solved.append(scheme)
         names = tuple(e.name for e in g.workload.einsums[ends[0] : ends[1] + 1])
@@ -273,27 +288,61 @@ def _scheme(g: PipelineSearch, r: Range) -> Scheme | None:
     if not members or not regions:
         return None
     tile_count = g.workload.einsums[r.first].points() // members[0][0].points()
-    words = list[float]()
-    for (part, context), (shape, _, _) in zip(members, regions, strict=True):
-        if stage_bits(part, context, g.arch) > shape.rows * shape.columns * (
-            g.arch.levels[1].capacity_bits or inf
-        ):
+    words, once = list[float](), list[frozenset[str]]()
+    for (part, context), rank, (shape, _, _) in zip(
+        members, r.ranks or ("",) * len(members), regions, strict=True
+    ):
+        room = shape.rows * shape.columns * (g.arch.levels[1].capacity_bits or inf) - stage_bits(
+            part, context, g.arch
+        )
+        if room < 0:
             return None
-        outer_inputs = [p for p in part.inputs if p.tensor not in context.pinned | context.forwarded]
-        words += [float(tile_words(p, part.sizes(), g.arch.word_bits) * tile_count) for p in outer_inputs]
-    return Scheme(r, tuple(words), *_lower_bound(g, members, tile_count))
+        once.append(_holdable(part, context, rank, g.arch, room))
+        words += [
+            float(tile_words(p, part.sizes(), g.arch.word_bits) * (1 if p.tensor in once[-1] else tile_count))
+            for p in part.inputs
+            if p.tensor not in context.pinned | context.forwarded
+        ]
+    return Scheme(r, tuple(words), *_lower_bound(g, members, tile_count, once))
+
+
+def _holdable(
+    part: Einsum, context: StageContext, rank: str, arch: Arch, room: float = inf
+) -> frozenset[str]:
+    """Returns the inputs of a stage that may be loaded once, not once per pipeline tile (`hold`): those that
+    the shared loop does not cut, and that fit.
+
+    rank: the shared loop's rank in the einsum; "": there is no loop, so nothing comes twice
+    room: bits of all buffers of its region that are free
+    """
+    return frozenset(
+        p.tensor
+        for p in part.inputs
+        if rank
+        and rank not in p.ranks()
+        and p.tensor not in context.pinned | context.forwarded
+        and tile_bits(p, part.sizes(), arch.word_bits) <= room
+    )
 
 
 def _lower_bound(
-    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], tile_count: int
+    g: PipelineSearch,
+    members: Sequence[tuple[Einsum, StageContext]],
+    tile_count: int,
+    once: Sequence[frozenset[str]] = (),
 ) -> tuple[float, float]:
-    """Returns lower bounds on energy (with leakage) and cycles of stages that run `tile_count` times."""
-    bounds = [
-        lower_bound(
-            e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, skip_registers=True
-        ).times(tile_count)
-        for e, a in members
-    ]
+    """Returns lower bounds on energy (with leakage) and cycles of stages that run `tile_count` times.
+
+    once: per stage the inputs that may be loaded once for all of these runs
+    """
+    outer, bounds = g.arch.levels[0], []
+    for (e, a), held in zip(members, once or (frozenset(),) * len(members), strict=True):
+        each = lower_bound(
+            e, g.arch, a.forwarded, a.pinned | held, a.forwards and not a.spilled, skip_registers=True
+        )
+        bits = sum(tile_bits(p, e.sizes(), g.arch.word_bits) for p in e.inputs if p.tensor in held)
+        words = 0.0 if outer.bypass else bits / outer.width_bits
+        bounds.append(each.times(tile_count) + LowerBound(words * outer.read_pj, 0.0, words))
     cycles = time_of(bounds, g.arch)
     return sum(one.energy for one in bounds) + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles
 
@@ -351,66 +400,242 @@ def _rectangles(g: PipelineSearch, work: Sequence[int]) -> list[PlacedShape] | N
     return place_regions(g, stages) if all(stage.shapes for stage in stages) else None
 
 
-def _solve(g: PipelineSearch, r: Range) -> Option | None:
-    """Returns the option of a segment with nodes in proportion to work, None if a stage does not fit."""
+@dataclass(frozen=True, slots=True)
+class StageSolver:
+    """How the lower level solves stages."""
+
+    g: PipelineSearch
+    roomier: dict[int, Nodes]  # factor -> the same mapper of nodes with buffers so many times as large
+    exhaustive: bool = False  # whether all ways to cut ranks over nodes are compared
+
+    def nodes(self, factor: int) -> Nodes:
+        """Returns the mapper of nodes whose buffers are `factor` times as large."""
+        if factor == 1:
+            return self.g.nodes
+        if factor not in self.roomier:
+            outer, level, *inner = self.g.arch.levels
+            wide = replace(level, capacity_bits=level.capacity_bits and factor * level.capacity_bits)
+            arch = replace(self.g.arch, levels=(outer, wide, *inner))
+            self.roomier[factor] = replace(self.g.nodes, arch=arch, memo={}, searches=0)
+        return self.roomier[factor]
+
+
+def _solve(s: StageSolver, r: Range) -> Option | None:
+    """Returns the option of a segment with nodes in proportion to work, None if a stage does not fit.
+
+    Where pipeline tiles follow one another there are up to three ways, of which the evaluator takes the
+    cheapest: what a loop does not cut is loaded per pipeline tile; loaded once by stages that hold it;
+    loaded once by all stages, whose nodes share it out where it does not fit each of them.
+    """
+    g = s.g
     members = members_of(g, r)
     regions = _rectangles(g, [e.points() for e, _ in members]) if members else None
     if not members or not regions:
         return None
-    stages = [
-        _stage(g, part, context, shape)
-        for (part, context), (shape, _, _) in zip(members, regions, strict=True)
+    held = [
+        _holdable(part, context, rank, g.arch)
+        for (part, context), rank in zip(members, r.ranks or ("",) * len(members), strict=True)
     ]
-    einsums = g.workload.einsums[r.first : r.last + 1]
-    if not all(stages):
-        return None
-    placed = [
-        region._replace(shape=stage.shapes[0]) for stage, region in zip(stages, regions, strict=True) if stage
-    ]
-    return price_of(
-        g,
-        einsums,
-        to_segment(
-            g, r, einsums, [stage for stage in stages if stage], placed, [context for _, context in members]
-        ),
-    )
+    best: Option | None = None
+    for factors in ((), (1,), (1, *SHARING))[: (2 if s.exhaustive else 3) if any(held) else 1]:
+        stages = [
+            _holding(s, part, context, shape, tensors, factors) or _plain(s, part, context, shape)
+            for (part, context), (shape, _, _), tensors in zip(members, regions, held, strict=True)
+        ]
+        if not all(stages):
+            return best
+        best = cheaper(g, best, _priced(g, r, [one for one in stages if one], regions, members))
+    return best
 
 
-def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
-    """Returns the option of an einsum alone on all nodes. If hops of uneven tiles cannot be counted, tiles
-    are even.
+@dataclass(frozen=True, slots=True)
+class SolvedStage:
+    """A stage, what it loads once, and what its nodes share out."""
+
+    stage: Stage
+    held: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+
+
+def _plain(s: StageSolver, e: Einsum, context: StageContext, nodes: Shape) -> SolvedStage | None:
+    stages = _stages(s, s.g.nodes, e, context, nodes)
+    return SolvedStage(min(stages, key=lambda one: _estimate(s.g, one))) if stages else None
+
+
+def _holding(
+    s: StageSolver,
+    e: Einsum,
+    context: StageContext,
+    nodes: Shape,
+    tensors: frozenset[str],
+    factors: Sequence[int],
+) -> SolvedStage | None:
+    """Returns a stage that holds `tensors` in buffers of the first of some sizes (in buffers) that suffices;
+    larger ones than there are hold what nodes share out. None: there is none.
     """
+    for factor in factors if tensors else ():
+        around = replace(context, pinned=context.pinned | tensors)
+        if stages := _stages(s, s.nodes(factor), e, around, nodes):
+            best = min(stages, key=lambda one: _estimate(s.g, one))
+            return SolvedStage(best, tensors, tensors if factor > 1 else frozenset())
+    return None
+
+
+def _estimate(g: PipelineSearch, stage: Stage) -> float:
+    return objective_value(g.objective, stage.energy, stage.cycles)
+
+
+def _priced(
+    g: PipelineSearch,
+    r: Range,
+    stages: Sequence[SolvedStage],
+    regions: Sequence[PlacedShape],
+    members: Sequence[tuple[Einsum, StageContext]],
+) -> Option | None:
+    """Returns the price of a segment; None: it does not fit."""
+    einsums = g.workload.einsums[r.first : r.last + 1]
+    placed = [region._replace(shape=one.stage.shapes[0]) for one, region in zip(stages, regions, strict=True)]
+    segment = to_segment(
+        g, r, einsums, [one.stage for one in stages], placed, [context for _, context in members]
+    )
+    level = g.arch.levels[1].name
+    branches = tuple(
+        replace(branch, filled_once=tuple(Store(level, t) for t in sorted(one.held)))
+        for branch, one in zip(segment.branches, stages, strict=True)
+    )
+    ways = [
+        [replace(branch, mapping=nest) for nest in _sharing(g, branch.mapping, e, tuple(sorted(one.shared)))]
+        for branch, e, one in zip(branches, einsums, stages, strict=True)
+    ]
+    best: Option | None = None
+    for way in islice(product(*ways), MAX_SHARED):
+        best = cheaper(g, best, price_of(g, einsums, replace(segment, branches=way)))
+    return best
+
+
+def _sharing(g: PipelineSearch, nest: Mapping, e: Einsum, tensors: Sequence[str]) -> Iterator[Mapping]:
+    """Yields a nest with the tiles of all of some tensors shared out among the nodes that would hold copies:
+    each along rows, along columns, or along both.
+    """
+    level, dims = g.arch.levels[1].name, [name for name, _ in g.arch.fanouts[0].dims]
+    ranks_of = {p.tensor: p.ranks() for p in e.inputs}
+    ways = []
+    for t in tensors:
+        along = {n.over for n in nest.nodes if isinstance(n, Loop) and n.rank not in ranks_of[t]}
+        ways.append([over for over in ((*dims,), *((d,) for d in dims)) if along >= set(over)])
+    for overs in product(*ways):
+        shares = (Rotated(level, t, over) for t, over in zip(tensors, overs, strict=True))
+        yield replace(nest, shares=tuple(shares))
+
+
+def _alone(s: StageSolver, e: Einsum) -> Option | None:
+    """Returns the option of an einsum alone on all nodes, the cheapest one for the evaluator: with tiles of
+    nodes as they come or even, and with buffers of several nodes for tiles that these share out.
+    """
+    g = s.g
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    stages = (
-        _stage(g, e, StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), even)
-        for even in (False, True)
-    )
-    return next(
-        (one for stage in stages if stage and (one := price_by_itself(g, e, stage, stage.shapes[0]))), None
-    )
+    context, nodes, outer = StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), g.arch.levels[0].name
+    best: Option | None = None
+    refetched = False
+    for even in (False, True):
+        stages = sorted(_stages(s, g.nodes, e, context, nodes, even), key=lambda one: _estimate(g, one))
+        for stage in stages[:PRICED_ALONE]:
+            best = cheaper(g, best, price_by_itself(g, e, stage, stage.shapes[0]))
+            refetched |= _is_refetched(stage.nest, e, g.arch.levels[1].name)
+        if best:
+            break
+    if s.exhaustive or not refetched:  # kapla's ways to share are weighed, too
+        return best
+    stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in context.pinned)
+    names = [p.tensor for p in e.inputs]
+    for factor in SHARING:
+        for stage in _stages(s, s.nodes(factor), e, context, nodes, even=True):
+            own = own_nest(stage, stage.shapes[0], e, context, outer)
+            nest = replace(own, nodes=(*stores, *own.nodes))
+            for tensors in (some for n in range(len(names)) for some in combinations(names, n + 1)):
+                for shared in _sharing(g, nest, e, tensors):
+                    best = cheaper(g, best, price_of(g, (e,), Segment((Branch(e.name, shared),))))
+    return best
 
 
-def _stage(
-    g: PipelineSearch, e: Einsum, context: StageContext, nodes: Shape, even: bool = False
-) -> Stage | None:
-    shape, tile = spread_over_nodes(g, e, nodes, context.sliding, even)
-    return g.nodes.on_tile(e, tile, context, g.objective, (shape,))
+def _is_refetched(nest: Mapping, e: Einsum, level: str) -> bool:
+    """True if a node fetches an input more than once: its tile at a level stands below a loop over a rank
+    that it does not have.
+    """
+    loops = set[str]()
+    for node in nest.nodes:
+        if isinstance(node, Loop):
+            loops |= set() if node.over else {node.rank}
+        elif any(p.tensor == node.tensor and loops - p.ranks() for p in e.inputs) and node.level == level:
+            return True
+    return False
+
+
+def _stages(
+    s: StageSolver, mapper: Nodes, e: Einsum, context: StageContext, nodes: Shape, even: bool = False
+) -> list[Stage]:
+    """Returns the stages of an einsum on a rectangle of nodes, one per way to cut ranks over the nodes: as
+    `spread_over_nodes` cuts them, with and without parts of feature maps; if exhaustive in all ways.
+    """
+    ranks, maps = split_ranks(e), _map_ranks(e, context)
+    ranks = [rank for rank in ranks if rank not in context.sliding]
+    if s.exhaustive:
+        spread = _every_spread(s.g, e, nodes, [*ranks, *maps], even)
+    else:
+        spread = (
+            spread_over_nodes(s.g, e, nodes, own, even) for own in dict.fromkeys([(*ranks,), (*ranks, *maps)])
+        )
+    found, least, seen = list[Stage](), inf, set[Shape]()
+    bounds = [(_bound(mapper, e, tile, context), i, shape, tile) for i, (shape, tile) in enumerate(spread)]
+    for bound, _, shape, tile in sorted(bounds, key=lambda one: one[:2]):
+        if (bound >= least and s.g.objective == "energy") or len(found) == EXACT_SPREADS:
+            break
+        if shape not in seen and (stage := mapper.on_tile(e, tile, context, s.g.objective, (shape,))):
+            found.append(stage)
+            least = min(least, stage.energy)
+        seen.add(shape)
+    return found
+
+
+def _map_ranks(e: Einsum, context: StageContext) -> list[str]:
+    """Returns the ranks of windows that nodes may share out: parts of feature maps, whose halos come to
+    each node. Of a tensor that another stage passes on, their hops are not counted.
+    """
+    windows = cut_windows(e)
+    passed_on = {rank for p in e.inputs if p.tensor in context.forwarded for rank in p.ranks()}
+    return [
+        rank
+        for rank, n in e.extents
+        if n > 1 and rank in windows & e.output.full_ranks() and rank not in context.sliding | passed_on
+    ]
+
+
+def _bound(mapper: Nodes, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
+    """Returns what nodes with these tiles take at least, in pJ: each word from outside once, operations and
+    registers.
+    """
+    part = part_of(e, tile)
+    nodes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
+    return nodes * (mapper.outside(e, tile, context)[0] + float(inside_pj(part, mapper.arch)[0]))
 
 
 def spread_over_nodes(
-    g: PipelineSearch, e: Einsum, nodes: Shape, sliding: frozenset[str] = frozenset(), even: bool = False
+    g: PipelineSearch, e: Einsum, nodes: Shape, ranks: Sequence[str], even: bool = False
 ) -> tuple[Shape, dict[str, int]]:
     """Returns how a rectangle of nodes shares an einsum: the nodes in use with their spatial loops, and the
     tiles of one node by cut rank. Each prime factor of a side cuts the rank that leaves a node the smallest
-    tiles, padding included. even: only ranks that the factor divides are cut.
+    tiles, padding included.
+
+    ranks: those that may be cut
+    even: only ranks that the factor divides are cut
     """
-    tile, loops, side_nodes = e.sizes(), list[Loop](), []
-    for (dim, _), side in zip(g.arch.fanouts[0].dims, (nodes.rows, nodes.columns), strict=True):
+    tile, parts_of_sides = e.sizes(), list[dict[str, int]]()
+    for side in (nodes.rows, nodes.columns):
         parts = dict[str, int]()  # rank -> parts into which this side cuts it
         for prime in primes(side):
 
             def node_tile_if_cut(
-                rank: str, prime: int = prime, parts: dict[str, int] = parts
+                rank: str, prime: int = prime, parts: dict[str, int] = parts, tile: dict[str, int] = tile
             ) -> tuple[float, float]:
                 cut_tile = {**tile, rank: -(-tile[rank] // (parts.get(rank, 1) * prime))}
                 other_tiles = {r: -(-tile[r] // n) for r, n in parts.items() if r != rank}
@@ -418,12 +643,49 @@ def spread_over_nodes(
                     float(tile_words(p, cut_tile | other_tiles, g.arch.word_bits)) for p in e.tensors()
                 ), prod((cut_tile | other_tiles).values())
 
-            cut = {rank: parts.get(rank, 1) * prime for rank in split_ranks(e) if rank not in sliding}
+            cut = {rank: parts.get(rank, 1) * prime for rank in ranks}
             if fitting_ranks := [
                 rank for rank, n in cut.items() if tile[rank] >= n and not (even and tile[rank] % n)
             ]:
                 rank = min(fitting_ranks, key=node_tile_if_cut)
                 parts[rank] = parts.get(rank, 1) * prime
+        parts_of_sides.append(parts)
+        tile = {rank: -(-n // parts.get(rank, 1)) for rank, n in tile.items()}
+    return _cut(g, e, parts_of_sides)
+
+
+def _every_spread(
+    g: PipelineSearch, e: Einsum, nodes: Shape, ranks: Sequence[str], even: bool
+) -> Iterator[tuple[Shape, dict[str, int]]]:
+    """Yields all ways to share an einsum in which each prime factor of a side cuts one of the ranks, or none
+    (then nodes are left out).
+    """
+    ways_of_sides = []
+    for side in (nodes.rows, nodes.columns):
+        choices = product(("", *ranks), repeat=len(primes(side)))
+        ways = dict[tuple[tuple[str, int], ...], None]()
+        for choice in choices:
+            parts = dict[str, int]()
+            for rank, prime in zip(choice, primes(side), strict=True):
+                if rank:
+                    parts[rank] = parts.get(rank, 1) * prime
+            ways[tuple(sorted(parts.items()))] = None
+        ways_of_sides.append([dict(way) for way in ways])
+    for rows, columns in product(*ways_of_sides):
+        parts = {rank: rows.get(rank, 1) * columns.get(rank, 1) for rank in {*rows, *columns}}
+        if all(e.sizes()[rank] >= n and not (even and e.sizes()[rank] % n) for rank, n in parts.items()):
+            yield _cut(g, e, (rows, columns))
+
+
+def _cut(
+    g: PipelineSearch, e: Einsum, parts_of_sides: Sequence[dict[str, int]]
+) -> tuple[Shape, dict[str, int]]:
+    """Returns the nodes in use, with their spatial loops, and the tiles of one node by cut rank.
+
+    parts_of_sides: rank -> parts into which rows of nodes cut it, and columns
+    """
+    tile, loops, side_nodes = e.sizes(), list[Loop](), []
+    for (dim, _), parts in zip(g.arch.fanouts[0].dims, parts_of_sides, strict=True):
         trips = 1
         for rank, n in parts.items():
             extent, tile[rank] = tile[rank], -(-tile[rank] // n)

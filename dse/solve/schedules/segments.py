@@ -524,7 +524,13 @@ def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | No
             for node in way.segment.nodes
         )
         branches = tuple(
-            replace(branch, einsum=to.name, mapping=rename(branch.mapping, e, to), ranks=_loop_names(r, j))
+            replace(
+                branch,
+                einsum=to.name,
+                mapping=rename(branch.mapping, e, to),
+                ranks=_loop_names(r, j),
+                filled_once=tuple(replace(one, tensor=new_name[one.tensor]) for one in branch.filled_once),
+            )
             for j, (branch, e, to) in enumerate(
                 zip(way.segment.branches, solved_einsums, einsums, strict=True)
             )
