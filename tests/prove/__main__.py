@@ -29,6 +29,7 @@ PARTS = (
     "network",
     "kapla",
     "claims",
+    "chains",
     "mutants",
     "corruption",
     "crashes",

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice, product
+from itertools import islice, product
 from math import inf, prod
 from random import Random
 
@@ -31,7 +31,7 @@ from dse.mapper.baselines.cost_descending import candidates, topology
 from dse.mapper.baselines.random import random
 from dse.mapper.exact.spatial import primes
 from dse.mapping.nest import Infeasible, Loop, Mapping, Rotated, Store
-from dse.mapping.schedule import Branch, Segment
+from dse.mapping.schedule import Segment
 from dse.mapping.searched import Mappings, cut_windows
 from dse.sim.counts.counts import tile_bits, tile_words
 from dse.sim.einsum.evaluate import NOT_PROVEN, Problem, Pruned, Solution, certificate_text, objective_value
@@ -67,7 +67,6 @@ from dse.solve.schedules.stages import (
     Shape,
     Stage,
     StageContext,
-    own_nest,
     part_of,
     rules_of,
     split_ranks,
@@ -83,7 +82,6 @@ MAX_EINSUMS = 5  # einsums of a segment, at most
 KAPLA_BEAM = 4  # chains kept by the upper level, per last einsum
 SCHEME_PROBABILITY = 0.1  # kapla-random: probability that a scheme is considered
 RANDOM_MAPPINGS = 100  # kapla-random: random mappings of a node that are priced
-SHARING = (2, 4)  # buffers that nodes put together for tiles that they share out
 MAX_SHARED = 27  # ways to share out what the stages of a segment hold that are priced, at most
 EXACT_SPREADS = (
     32  # kapla-exhaustive: ways to cut an einsum over nodes whose nests are searched, least bound first
@@ -218,7 +216,7 @@ def options(
     method = replace(METHODS[name], beam=beam) if beam else METHODS[name]
     nodes = replace(search.nodes, node_mapper=_node_mapper(name, seed), memo={}, searches=0)
     g = replace(search, nodes=nodes, alone_memo={}, segment_memo={})
-    solver = StageSolver(g, {}, exhaustive=name == EXHAUSTIVE)
+    solver = StageSolver(g, name == EXHAUSTIVE)
     alone = solve_alone(g, lambda _, e: _alone(solver, e))
     rng, segment_options, rows = Random(f"{seed}/{name}"), dict[Range, Option](), []
     valid = [scheme for r in ranges if (scheme := _scheme(g, r))]
@@ -405,19 +403,7 @@ class StageSolver:
     """How the lower level solves stages."""
 
     g: PipelineSearch
-    roomier: dict[int, Nodes]  # factor -> the same mapper of nodes with buffers so many times as large
     exhaustive: bool = False  # whether all ways to cut ranks over nodes are compared
-
-    def nodes(self, factor: int) -> Nodes:
-        """Returns the mapper of nodes whose buffers are `factor` times as large."""
-        if factor == 1:
-            return self.g.nodes
-        if factor not in self.roomier:
-            outer, level, *inner = self.g.arch.levels
-            wide = replace(level, capacity_bits=level.capacity_bits and factor * level.capacity_bits)
-            arch = replace(self.g.arch, levels=(outer, wide, *inner))
-            self.roomier[factor] = replace(self.g.nodes, arch=arch, memo={}, searches=0)
-        return self.roomier[factor]
 
 
 def _solve(s: StageSolver, r: Range) -> Option | None:
@@ -436,15 +422,24 @@ def _solve(s: StageSolver, r: Range) -> Option | None:
         _holdable(part, context, rank, g.arch)
         for (part, context), rank in zip(members, r.ranks or ("",) * len(members), strict=True)
     ]
-    best: Option | None = None
-    for factors in ((), (1,), (1, *SHARING))[: (2 if s.exhaustive else 3) if any(held) else 1]:
-        stages = [
-            _holding(s, part, context, shape, tensors, factors) or _plain(s, part, context, shape)
-            for (part, context), (shape, _, _), tensors in zip(members, regions, held, strict=True)
-        ]
-        if not all(stages):
-            return best
-        best = cheaper(g, best, _priced(g, r, [one for one in stages if one], regions, members))
+    plain = [
+        _cheapest(s, part, context, shape)
+        for (part, context), (shape, _, _) in zip(members, regions, strict=True)
+    ]
+    if not all(plain):
+        return None
+    streamed = [SolvedStage(stage) for stage in plain if stage]
+    best = _priced(g, r, streamed, regions, members)
+    if not any(held):
+        return best
+    holding, shared = list[SolvedStage](), list[SolvedStage]()
+    for (part, context), (shape, _, _), tensors, one in zip(members, regions, held, streamed, strict=True):
+        around = replace(context, pinned=context.pinned | tensors)
+        stage = _cheapest(s, part, around, shape) if tensors else None
+        holding.append(SolvedStage(stage, tensors) if stage else one)
+        shared.append(holding[-1] if stage or not tensors else SolvedStage(one.stage, tensors, tensors))
+    for way in (holding, shared) if shared != holding else (holding,):
+        best = cheaper(g, best, _priced(g, r, way, regions, members))
     return best
 
 
@@ -457,32 +452,16 @@ class SolvedStage:
     shared: frozenset[str] = frozenset()
 
 
-def _plain(s: StageSolver, e: Einsum, context: StageContext, nodes: Shape) -> SolvedStage | None:
-    stages = _stages(s, s.g.nodes, e, context, nodes)
-    return SolvedStage(min(stages, key=lambda one: _estimate(s.g, one))) if stages else None
-
-
-def _holding(
-    s: StageSolver,
-    e: Einsum,
-    context: StageContext,
-    nodes: Shape,
-    tensors: frozenset[str],
-    factors: Sequence[int],
-) -> SolvedStage | None:
-    """Returns a stage that holds `tensors` in buffers of the first of some sizes (in buffers) that suffices;
-    larger ones than there are hold what nodes share out. None: there is none.
-    """
-    for factor in factors if tensors else ():
-        around = replace(context, pinned=context.pinned | tensors)
-        if stages := _stages(s, s.nodes(factor), e, around, nodes):
-            best = min(stages, key=lambda one: _estimate(s.g, one))
-            return SolvedStage(best, tensors, tensors if factor > 1 else frozenset())
-    return None
+def _cheapest(s: StageSolver, e: Einsum, context: StageContext, nodes: Shape) -> Stage | None:
+    """Returns the stage on a rectangle of nodes that is estimated to cost least; None: none fits."""
+    return min(_stages(s, e, context, nodes), key=lambda one: _estimate(s.g, one), default=None)
 
 
 def _estimate(g: PipelineSearch, stage: Stage) -> float:
-    return objective_value(g.objective, stage.energy, stage.cycles)
+    """Returns the estimated objective value of a stage, with the leakage of nodes that it leaves idle."""
+    idle = 1 - stage.nodes / g.arch.instances(1)
+    leak_pj = g.arch.leak_mw() / g.arch.clock_ghz * idle * stage.cycles
+    return objective_value(g.objective, stage.energy + leak_pj, stage.cycles)
 
 
 def _priced(
@@ -503,76 +482,68 @@ def _priced(
         replace(branch, filled_once=tuple(Store(level, t) for t in sorted(one.held)))
         for branch, one in zip(segment.branches, stages, strict=True)
     )
-    ways = [
-        [replace(branch, mapping=nest) for nest in _sharing(g, branch.mapping, e, tuple(sorted(one.shared)))]
-        for branch, e, one in zip(branches, einsums, stages, strict=True)
-    ]
+    ways = []
+    for branch, e, one in zip(branches, einsums, stages, strict=True):
+        nests = [branch.mapping]
+        for t in sorted(one.shared):
+            nests = [raised for nest in nests for raised in _sharing(g, nest, e, t, to_top=True)]
+        ways.append([replace(branch, mapping=nest) for nest in nests])
     best: Option | None = None
     for way in islice(product(*ways), MAX_SHARED):
         best = cheaper(g, best, price_of(g, einsums, replace(segment, branches=way)))
     return best
 
 
-def _sharing(g: PipelineSearch, nest: Mapping, e: Einsum, tensors: Sequence[str]) -> Iterator[Mapping]:
-    """Yields a nest with the tiles of all of some tensors shared out among the nodes that would hold copies:
-    each along rows, along columns, or along both.
+def _sharing(
+    g: PipelineSearch, nest: Mapping, e: Einsum, tensor: str, to_top: bool = False
+) -> Iterator[Mapping]:
+    """Yields nests whose nodes share out a tile of a tensor that they would hold copies of, along rows, along
+    columns, or along both. The tile is raised above one or more temporal loops, so that it grows and these
+    loops pass through it:
+
+        for k tile 8  store GBUF W  ->  share GBUF W over NX; store GBUF W  for k tile 8
+
+    to_top: above all of them
     """
-    level, dims = g.arch.levels[1].name, [name for name, _ in g.arch.fanouts[0].dims]
-    ranks_of = {p.tensor: p.ranks() for p in e.inputs}
-    ways = []
-    for t in tensors:
-        along = {n.over for n in nest.nodes if isinstance(n, Loop) and n.rank not in ranks_of[t]}
-        ways.append([over for over in ((*dims,), *((d,) for d in dims)) if along >= set(over)])
-    for overs in product(*ways):
-        shares = (Rotated(level, t, over) for t, over in zip(tensors, overs, strict=True))
-        yield replace(nest, shares=tuple(shares))
+    store, dims = Store(g.arch.levels[1].name, tensor), [name for name, _ in g.arch.fanouts[0].dims]
+    ranks = next(p.ranks() for p in e.inputs if p.tensor == tensor)
+    along = {n.over for n in nest.nodes if isinstance(n, Loop) and n.rank not in ranks}
+    if store not in nest.nodes:
+        return
+    at = nest.nodes.index(store)
+    others = (*nest.nodes[:at], *nest.nodes[at + 1 :])
+    temporal = [i for i, node in enumerate(others[:at]) if isinstance(node, Loop) and node.over not in dims]
+    for i in temporal[:1] if to_top else temporal:
+        for over in ((*dims,), *((d,) for d in dims)):
+            if along >= set(over):
+                raised = (*others[:i], store, *others[i:])
+                yield replace(nest, nodes=raised, shares=(*nest.shares, Rotated(store.level, tensor, over)))
 
 
 def _alone(s: StageSolver, e: Einsum) -> Option | None:
     """Returns the option of an einsum alone on all nodes, the cheapest one for the evaluator: with tiles of
-    nodes as they come or even, and with buffers of several nodes for tiles that these share out.
+    nodes as they come or even, each copied or shared out among nodes.
     """
     g = s.g
     (_, rows), (_, columns) = g.arch.fanouts[0].dims
-    context, nodes, outer = StageContext(pinned=pinned(g, e)), Shape(rows, columns, ()), g.arch.levels[0].name
+    context, nodes = StageContext(pinned=pinned(g, e)), Shape(rows, columns, ())
     best: Option | None = None
-    refetched = False
     for even in (False, True):
-        stages = sorted(_stages(s, g.nodes, e, context, nodes, even), key=lambda one: _estimate(g, one))
+        stages = sorted(_stages(s, e, context, nodes, even), key=lambda one: _estimate(g, one))
         for stage in stages[:PRICED_ALONE]:
             best = cheaper(g, best, price_by_itself(g, e, stage, stage.shapes[0]))
-            refetched |= _is_refetched(stage.nest, e, g.arch.levels[1].name)
         if best:
             break
-    if s.exhaustive or not refetched:  # kapla's ways to share are weighed, too
-        return best
-    stores = tuple(Store(outer, p.tensor) for p in e.tensors() if p.tensor not in context.pinned)
-    names = [p.tensor for p in e.inputs]
-    for factor in SHARING:
-        for stage in _stages(s, s.nodes(factor), e, context, nodes, even=True):
-            own = own_nest(stage, stage.shapes[0], e, context, outer)
-            nest = replace(own, nodes=(*stores, *own.nodes))
-            for tensors in (some for n in range(len(names)) for some in combinations(names, n + 1)):
-                for shared in _sharing(g, nest, e, tensors):
-                    best = cheaper(g, best, price_of(g, (e,), Segment((Branch(e.name, shared),))))
+    for p in e.inputs if best else ():  # one tensor after the other
+        assert best
+        (branch,) = best.segment.branches
+        for nest in _sharing(g, branch.mapping, e, p.tensor):
+            best = cheaper(g, best, price_of(g, (e,), Segment((replace(branch, mapping=nest),))))
     return best
 
 
-def _is_refetched(nest: Mapping, e: Einsum, level: str) -> bool:
-    """True if a node fetches an input more than once: its tile at a level stands below a loop over a rank
-    that it does not have.
-    """
-    loops = set[str]()
-    for node in nest.nodes:
-        if isinstance(node, Loop):
-            loops |= set() if node.over else {node.rank}
-        elif any(p.tensor == node.tensor and loops - p.ranks() for p in e.inputs) and node.level == level:
-            return True
-    return False
-
-
 def _stages(
-    s: StageSolver, mapper: Nodes, e: Einsum, context: StageContext, nodes: Shape, even: bool = False
+    s: StageSolver, e: Einsum, context: StageContext, nodes: Shape, even: bool = False
 ) -> list[Stage]:
     """Returns the stages of an einsum on a rectangle of nodes, one per way to cut ranks over the nodes: as
     `spread_over_nodes` cuts them, with and without parts of feature maps; if exhaustive in all ways.
@@ -586,13 +557,13 @@ def _stages(
             spread_over_nodes(s.g, e, nodes, own, even) for own in dict.fromkeys([(*ranks,), (*ranks, *maps)])
         )
     found, least, seen = list[Stage](), inf, set[Shape]()
-    bounds = [(_bound(mapper, e, tile, context), i, shape, tile) for i, (shape, tile) in enumerate(spread)]
+    bounds = [(_bound(s.g, e, tile, context), i, shape, tile) for i, (shape, tile) in enumerate(spread)]
     for bound, _, shape, tile in sorted(bounds, key=lambda one: one[:2]):
-        if (bound >= least and s.g.objective == "energy") or len(found) == EXACT_SPREADS:
+        if s.exhaustive and (bound >= least or len(found) == EXACT_SPREADS):
             break
-        if shape not in seen and (stage := mapper.on_tile(e, tile, context, s.g.objective, (shape,))):
+        if shape not in seen and (stage := s.g.nodes.on_tile(e, tile, context, s.g.objective, (shape,))):
             found.append(stage)
-            least = min(least, stage.energy)
+            least = min(least, _estimate(s.g, stage))
         seen.add(shape)
     return found
 
@@ -610,13 +581,15 @@ def _map_ranks(e: Einsum, context: StageContext) -> list[str]:
     ]
 
 
-def _bound(mapper: Nodes, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
-    """Returns what nodes with these tiles take at least, in pJ: each word from outside once, operations and
-    registers.
+def _bound(g: PipelineSearch, e: Einsum, tile: dict[str, int], context: StageContext) -> float:
+    """Returns the least objective value of nodes with these tiles: each word from outside once, operations,
+    registers, leakage while all PEs of these nodes work.
     """
-    part = part_of(e, tile)
+    part, arch = part_of(e, tile), g.arch
     nodes = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents)
-    return nodes * (mapper.outside(e, tile, context)[0] + float(inside_pj(part, mapper.arch)[0]))
+    cycles = part.points() * arch.instances(1) / arch.instances(len(arch.levels)) / arch.compute.ops_per_cycle
+    energy = nodes * (g.nodes.outside(e, tile, context)[0] + float(inside_pj(part, arch)[0]))
+    return objective_value(g.objective, energy + arch.leak_mw() / arch.clock_ghz * cycles, cycles)
 
 
 def spread_over_nodes(
