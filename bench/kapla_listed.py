@@ -21,6 +21,7 @@ from bench import nn_dataflow as peer
 from bench.kapla import COMPONENTS, REFERENCE, THEIRS, components
 from bench.peers.environment import in_folder
 from dse.frontend import tables
+from dse.mapping.nest import Loop
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.kapla.published import published
 from hw import machine
@@ -57,7 +58,7 @@ MAC: they count operations padded. All of these are figures of the listed answer
 padded like the operations; static energy goes with these words over 25 per cycle. ARRAY, batch 1 on 4x4:
 848,000 words on the bus are no weights (a padded operation takes one), 127,304 at GBUF; here 298,716 and
 48,066. Those 127,304 in the 6.21 PEs that take a word here: 5.77 uJ, 1.6 % below the listed figure. NODES
-and ARRAY at batch 64 are other loops."""
+and ARRAY at batch 64 are other loops: of fc1 over nodes (next table), and in each node."""
 
 
 def used(found: Solution, workload: Workload, arch: Arch) -> dict[str, float]:
@@ -160,7 +161,49 @@ def rows_of(case: Case, answer: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     )
 
 
+def links(case: Case) -> Iterator[tuple[str, ...]]:
+    """(einsum, tensor, million words x links by kapla and by kapla-exhaustive, how each cuts the einsum over
+    nodes).
+    """
+    arch, workload = machine.load_arch(case.arch), catalog.load(f"mlp_m:batch={case.batch}")
+    nodes, dims = arch.fanouts[0].name, [name for name, _ in arch.fanouts[0].dims]
+    found: list[dict[tuple[str, str], float]] = []
+    cuts: list[dict[str, str]] = []
+    for method in ("kapla", "kapla-exhaustive"):
+        answer = published(arch, workload, method, "energy")
+        assert isinstance(answer, Solution)
+        found.append(
+            {
+                (c.name, part.tensor): c.count * part.actions / arch.word_bits
+                for c in answer.einsums
+                for part in c.price.parts
+                if part.level == nodes
+            }
+        )
+        branches = (
+            [b for segment in answer.schedule.segments for b in segment.branches] if answer.schedule else []
+        )
+        cuts.append(
+            {
+                b.einsum: ", ".join(
+                    f"{n.rank} tile {n.tile} over {n.over}"
+                    for n in b.mapping.nodes
+                    if isinstance(n, Loop) and n.over in dims
+                )
+                for b in branches
+            }
+        )
+    for name, tensor in found[0]:
+        millions = (f"{each.get((name, tensor), 0.0) / 1e6:.3f}" for each in found)
+        yield (name, tensor, *millions, *(each.get(name, "") for each in cuts))
+
+
 def main(folder: Path) -> None:
+    tables.print_table(
+        ("einsum", "tensor", "kapla", "exhaustive", "cut by kapla", "cut by exhaustive search"),
+        list(links(CASES[-1])),
+        "mlp_m, batch 64, on kapla_multi: million words x links (listed: 15.85 in all)",
+    )
     for case in CASES:
         answer = peer.answered(folder, case.arch, peer.MLP_M, case.batch)
         heads = (

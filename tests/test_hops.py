@@ -13,7 +13,9 @@ from dse.mapper.exact import hops, search
 from dse.mapper.exact.kernels import state
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.spatial import FanoutBoundary
-from dse.mapping.nest import Mapping
+from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.schedule import sequential
+from dse.mapping.searched import Space, covers
 from dse.sim.counts.counts import deliveries, nest_sums
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.sim.levels import network
@@ -25,6 +27,7 @@ from tests.prove.mappers import networked
 from tests.test_network import random_mesh
 from workloads.catalog import load
 from workloads.einsum import Einsum, einsum
+from workloads.graph import Workload
 
 SEEDS = (1, 2, 5)
 
@@ -141,11 +144,17 @@ def test_hops_are_part_of_the_price_that_the_search_sees() -> None:
 
 
 def test_windows_stay_off_networks_whose_links_have_a_price() -> None:
-    """A nest that cuts windows over such a mesh is refused; before, this was what the mapper found."""
+    """The mapper has no bound of their hops: such nests are not searched, and certificates say so."""
     e = einsum("C[p,k] += A[p+r,c] * B[r,c,k]", {"p": 16, "r": 3, "c": 2, "k": 2})
     found = optimal(Problem(load_arch("kapla_multi_4x4"), e, "energy"), "perfect", allowed_gap=0.01)
     assert isinstance(found, list)
     assert "parfor p" not in str(found[0].mapping).split("store GBUF")[0]
+    cut = Mapping((*(Store("DRAM", t) for t in "ABC"), Loop("p", 4, "NY")))
+    workload, arch = Workload("one", (e,)), load_arch("kapla_multi_4x4")
+    assert found[0].space
+    space = Space((found[0].space,), alone=True)
+    assert covers(space, sequential(workload, {e.name: found[0].mapping}), workload, arch) is None
+    assert covers(space, sequential(workload, {e.name: cut}), workload, arch) == "windows over networks"
 
 
 def test_no_optimum_is_left_out_because_of_the_rectangle_of_its_pes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from math import ceil, inf
 from pathlib import Path
 from random import Random
 
@@ -19,11 +20,20 @@ from hypothesis import strategies as st
 from dse.frontend import api, cli
 from dse.mapping.constraints import Constraints, Limit
 from dse.mapping.nest import Infeasible, Loop, Mapping
-from dse.mapping.schedule import Segment, sequential
+from dse.mapping.schedule import Segment, parse_schedule, sequential
 from dse.sim.einsum.evaluate import Solution, Violated, objective_value
 from dse.sim.einsum.limits import broken
+from dse.sim.schedule.graph import evaluate
 from dse.solve import solve
-from dse.solve.kapla.published import _scheme, options, published, spread_over_nodes
+from dse.solve.kapla.published import (
+    StageSolver,
+    _every_spread,
+    _scheme,
+    _stages,
+    options,
+    published,
+    spread_over_nodes,
+)
 from dse.solve.options import SolverOptions
 from dse.solve.schedules import pipeline, segments, stage_bounds
 from dse.solve.schedules.einsum_bounds import lower_bound
@@ -34,7 +44,7 @@ from hw.arch import Arch, read_rules
 from tests.amount import FULL, amount, some
 from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
-from workloads.einsum import einsum
+from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 MULTI = machine.arch(machine.load("kapla_multi_4x4"))
@@ -845,3 +855,97 @@ def test_an_answer_is_kept_with_what_was_left_out(tmp_path: Path, monkeypatch: p
     assert first == solve.cached(MULTI, NETWORK, options)
     assert isinstance(first, list)
     assert first[0].pruned
+
+
+def room_for(words: int) -> Arch:
+    level = replace(MULTI.levels[1], capacity_bits=16 * words)
+    return replace(MULTI, levels=(MULTI.levels[0], level, MULTI.levels[2]))
+
+
+def alone_with(monkeypatch: pytest.MonkeyPatch, arch: Arch, e: Einsum, **without: object) -> segments.Option:
+    """The published solver's way to run an einsum alone, with functions of it replaced."""
+    workload = Workload("one", (e,), frozenset({"W"}))
+    with monkeypatch.context() as patched:
+        for name, other in without.items():
+            patched.setattr(f"dse.solve.kapla.published.{name}", other)
+        g = segments.PipelineSearch(arch, workload, "energy", "streamed", Nodes(arch))
+        (found,), _, _ = options(g, [])
+    assert found
+    return found
+
+
+def test_the_published_solver_loads_what_fits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once per pipeline tile, where that costs less; other nodes' weights stay where they are, too."""
+    products = tuple(
+        einsum(f"T{i + 1}[m,n] += T{i}[m,k] * W{i}[n,k]", {"m": 64, "k": 8, "n": 8}, f"e{i}")
+        for i in range(2)
+    )
+    workload = Workload("chain", products, frozenset({"W0", "W1"}))
+    arch = room_for(48)
+    found = published(arch, workload, "kapla", "energy")
+    monkeypatch.setattr("dse.solve.kapla.published._holdable", lambda *_: frozenset())
+    loaded = published(arch, workload, "kapla", "energy")
+    assert isinstance(found, Solution)
+    assert isinstance(loaded, Solution)
+    assert "hold GBUF W" in str(found.schedule)
+    assert found.energy_pj < 0.97 * loaded.energy_pj
+    assert evaluate(arch, workload, parse_schedule(str(found.schedule))).energy_pj == found.energy_pj  # type: ignore[union-attr]
+
+
+def test_the_published_solver_shares_out_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = einsum("C[m,n] += A[m,k] * W[n,k]", {"m": 32, "k": 64, "n": 256}, "e")
+    copied = alone_with(monkeypatch, room_for(512), e, _sharing=lambda *_, **__: ())
+    shared = alone_with(monkeypatch, room_for(512), e)
+    assert shared.segment.branches[0].mapping.shares
+    assert shared.energy < 0.98 * copied.energy
+
+
+def test_the_published_solver_splits_feature_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image of 16 x 16 and two channels keeps 16 nodes at work, each with its halo."""
+    e = einsum(
+        "O[k,p,q] += I[c,p+r-1,q+s-1] * W[k,c,r,s]",
+        {"k": 2, "c": 2, "p": 16, "q": 16, "r": 3, "s": 3},
+        "e",
+        sizes={"I": (2, 16, 16)},
+    )
+    whole = alone_with(monkeypatch, MULTI, e, _map_ranks=lambda *_: [])
+    split = alone_with(monkeypatch, MULTI, e)
+    cut = {n.rank for n in split.segment.branches[0].mapping.nodes if isinstance(n, Loop) and n.over == "NX"}
+    assert cut <= {"p", "q"}
+    assert cut
+    assert split.latency < 0.3 * whole.latency
+    assert split.energy < whole.energy
+
+
+def test_all_ways_to_cut_ranks_over_nodes_are_those_of_a_listing() -> None:
+    e = einsum("C[m,n] += A[m,k] * W[n,k]", {"m": 6, "k": 4, "n": 5}, "e")
+    g = segments.PipelineSearch(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
+    ways = [way for way in product((1, 2, 4), repeat=2) if way[0] * way[1] <= 4]  # parts of m, of n
+    for even in (False, True):
+        found = {
+            tuple(tile.get(rank, n) for rank, n in (("m", 6), ("n", 5)))
+            for _, tile in _every_spread(g, e, Shape(4, 4, ()), "mn", even)
+        }
+        assert found == {
+            tuple(ceil(ceil(n / down) / across) for n, down, across in zip((6, 5), *way, strict=True))
+            for way in product(ways, repeat=2)
+            if all(
+                down * across <= n and not (even and n % (down * across))
+                for n, down, across in zip((6, 5), *way, strict=True)
+            )
+        }
+
+
+def test_what_exhaustive_search_does_not_cut_costs_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways to cut an einsum over nodes are left out once their bound is above the best estimate."""
+    for m, k, n in ((16, 24, 8), (8, 8, 40)):
+        e = einsum("C[m,n] += A[m,k] * W[n,k]", {"m": m, "k": k, "n": n}, "e")
+        g = segments.PipelineSearch(MULTI, CHAIN, "energy", "streamed", Nodes(MULTI))
+        solver, around = StageSolver(g, True), (StageContext(), Shape(4, 4, ()))
+        some_ways = _stages(solver, e, *around)
+        with monkeypatch.context() as patched:
+            patched.setattr("dse.solve.kapla.published._bound", lambda *_: -inf)
+            patched.setattr("dse.solve.kapla.published.EXACT_SPREADS", 10**6)
+            all_ways = _stages(solver, e, *around)
+        assert len(some_ways) < len(all_ways)
+        assert min(one.energy for one in some_ways) == min(one.energy for one in all_ways)

@@ -159,6 +159,7 @@ def test_every_field_of_a_space_changes_its_words() -> None:
         "cut_twice": False,
         "layouts": "all",
         "shares": True,
+        "mesh_windows": False,
         "rules": ("x: ranks k",),
         "units": ("MAC8", "VEC"),
     }
@@ -335,7 +336,8 @@ def test_each_solver_of_schedules_says_what_it_searched(
         assert own.pipelined == 1
         assert own.shared_loops <= 1
     net, nodes = workload_of("tiny.yaml"), arch_of("m22s.yaml")
-    kapla = replace(PIPES, pipelined=5, tiles=(), mappings=(Mappings("perfect"),), beside=())
+    own_nests = (Mappings("perfect", shares=True),)
+    kapla = replace(PIPES, pipelined=5, tiles=(), mappings=own_nests, hold=True, beside=())
     for name, space in (
         ("kapla", kapla),
         ("pipelined", PIPES),

@@ -8,10 +8,14 @@ compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
     lower level    solves the schemes of all segments in these chains, those that read least from main memory
                    first; skips a scheme that reads no less of any tensor than a solved one
     stage          each prime factor of the rows and columns of nodes cuts the rank that leaves the smallest
-                   tiles per node; inside of a node the mapper is cost descending
+                   tiles per node, with or without parts of feature maps (each with its halo); inside of a
+                   node the mapper is cost descending
+    weights        what the loop of pipeline tiles does not cut is loaded once where that fits and costs less
+    sharing        tiles that nodes hold copies of are shared out among them where that costs less
 
-kapla-exhaustive solves all schemes, nodes by the exact mapper, whose budget may end; what kapla solves for
-less is taken as kapla solves it, so no answer is dearer than that of kapla.
+kapla-exhaustive solves all schemes; of all ways to cut ranks over nodes those of least bound, EXACT_SPREADS
+at most; nodes by the exact mapper, whose budget may end. What kapla solves for less is taken as kapla solves
+it, so no answer is dearer than that of kapla.
 
 Three things differ from the publication. A stage's region is a rectangle, not a stripe of nodes. Ranks are
 cut over nodes before a node is mapped. The estimates of the upper level are true lower bounds here.
@@ -108,7 +112,8 @@ METHODS = {
 KAPLA_SCHEDULES = {
     "kapla": "machines of nodes: KAPLA's solver as published (conservative pruning, 4 chains, "
     "cost descending)",
-    "kapla-exhaustive": "the same schemes, all of them solved, nodes by the exact mapper",
+    "kapla-exhaustive": "the same schemes, all of them solved, more ways to cut ranks over nodes, nodes by "
+    "the exact mapper",
     "kapla-random": "the same schemes, one of ten looked at, nodes by random mappings",
     "kapla-annealing": "the same schemes, all of them solved, nodes by annealing",
 }
