@@ -406,6 +406,21 @@ def test_hops_of_windows_are_those_of_all_their_words(seed: int) -> None:
         return
 
 
+def test_padded_windows_of_lanes_that_change_from_round_to_round_are_not_counted() -> None:
+    arch = machine.arch(machine.load("kapla_multi_4x4"))
+    e = einsum("O[p] += I[p+r-1] * W[r]", {"p": 8, "r": 3}, "e", sizes={"I": (8,)})
+    stores = tuple(Store("DRAM", t) for t in "IWO")
+    for loops, counted in (((4,), False), ((), True)):
+        nest = Mapping(
+            (*stores, *(Loop("p", n) for n in loops), Loop("p", 2, "NY"), Loop("p", 1), Loop("r", 1))
+        )
+        if counted:
+            assert {way.tensor for way in traffic(nest, e, arch)} == set("IWO")
+            continue
+        with pytest.raises(network.Uncounted, match="for p stands outside of loops over PEs of NODES"):
+            list(traffic(nest, e, arch))
+
+
 @settings(max_examples=amount(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_lanes_take_and_give_what_their_buffers_do(seed: int) -> None:

@@ -882,6 +882,12 @@ def test_the_published_solver_loads_what_fits_once(monkeypatch: pytest.MonkeyPat
     )
     workload = Workload("chain", products, frozenset({"W0", "W1"}))
     arch = room_for(48)
+    g = segments.PipelineSearch(arch, workload, "energy", "streamed", Nodes(arch))
+    known = {
+        r: scheme for r in segments.ranges_of(g, 5, segments.ALL_TILE_COUNTS) if (scheme := _scheme(g, r))
+    }
+    _, made, _ = options(g, list(known), "kapla-exhaustive")
+    assert all(known[r].energy <= one.energy for r, one in made.items())  # estimates are lower bounds
     found = published(arch, workload, "kapla", "energy")
     monkeypatch.setattr("dse.solve.kapla.published._holdable", lambda *_: frozenset())
     loaded = published(arch, workload, "kapla", "energy")
