@@ -26,7 +26,7 @@ import numpy as np
 
 from dse.mapping.nest import Infeasible, Loop
 from dse.mapping.schedule import Branch, Region, Segment, sequential
-from dse.mapping.searched import Space, mappings_of, tile_counts
+from dse.mapping.searched import Space, mappings_of, tile_counts, windowed_ranks
 from dse.run import deadline
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
@@ -848,7 +848,8 @@ def _lower_bound(g: PipelineSearch, lower_bounds: tuple[list[Bound], dict[Range,
 
 def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
     """True if a schedule lies in the space of the lower bounds. Schedules of KAPLA's solver and of the
-    mapper may lie outside: other numbers of pipeline tiles, more ranks cut over nodes, uneven temporal loops.
+    mapper may lie outside: other numbers of pipeline tiles, more ranks or windows cut over nodes, uneven
+    temporal loops, weights that are loaded once, tiles that are shared out.
     """
     branches = (
         [b for segment in solution.schedule.segments for b in segment.branches] if solution.schedule else []
@@ -864,12 +865,19 @@ def _in_bounded_space(g: PipelineSearch, solution: Solution) -> bool:
         ]
         if any(n // tile not in tile_counts(n, PIPELINE_TILES) for n, tile in shared):
             return False
+    if any(b.filled_once for b in branches) or any(nest.shares for nest in nests.values()):
+        return False
+    windows = {e.name: windowed_ranks(e) for e in g.workload.einsums}
     for name, nest in nests.items():
         tile_of = sizes[name]
         cut = {node.rank for node in nest.nodes if isinstance(node, Loop) and node.over in dims}
         for node in nest.nodes:
             if isinstance(node, Loop):
-                if len(cut) > 2 or (node.over not in dims and tile_of[node.rank] % node.tile):
+                if (
+                    len(cut) > 2
+                    or cut & windows[name]
+                    or (node.over not in dims and tile_of[node.rank] % node.tile)
+                ):
                     return False
                 tile_of[node.rank] = node.tile
     return True
@@ -908,7 +916,8 @@ def _to_solution(
         part for part in best.certificate.split("; ") if part.startswith(("weights", "cycles", "leakage"))
     )
     # a schedule of `others` may lie outside of the space, below its lower bound
-    is_above_bound = best is solution and cost(g, best) >= space_bound * (1 - ROUNDING_GAP)
+    is_in_space &= best is solution
+    is_above_bound = is_in_space and cost(g, best) >= space_bound * (1 - ROUNDING_GAP)
     taken = f", taken: {name}" if name else ""
     text = certificate_text(
         f"{gap_in_space_text(gap, is_above_bound)} ({effort_text}{taken})",
