@@ -401,7 +401,10 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
     names_sql = (
         "SELECT DISTINCT column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
     )
-    return advice.of_fault(text, [name for (name,) in con.execute(names_sql).fetchall()])
+    columns = [name for (name,) in con.execute(names_sql).fetchall()]
+    is_syntax = isinstance(error, duckdb.ParserException)
+    told = advice.of_fault(text, columns)
+    return told or (advice.of_keyword(text, [*columns, *views(con)]) if is_syntax else "")
 
 
 def _place(error: BaseException) -> str:

@@ -132,7 +132,7 @@ def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
     return Space(template, tuple(axes))
 
 
-def override(template: Machine, given: Mapping[str, object], prefix: str = "set") -> Machine:
+def override(template: Machine, given: Mapping[str, object]) -> Machine:
     """Returns the machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError with
     all faults.
     """
@@ -141,7 +141,7 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
         try:
             values[key] = _value(_kind(template, key), value, key)
         except SpaceError as fault:
-            faults.append(f"{prefix}.{key} {fault}")
+            faults.append(f"{key} {fault}")
     if faults:
         raise SpaceError("\n".join(faults))
     return apply(template, values)

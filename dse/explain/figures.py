@@ -178,12 +178,16 @@ def label(c: EinsumCost) -> str:
     return f"{c.name} x {c.count}" if c.count > 1 else c.name
 
 
-def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
+def roofline(arch: Arch, workload: Workload, solution: Solution, einsum: str | None = None) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
     per einsum that multiplies. Others have no MACs, as in tables: `not_drawn` says how many and how long.
+    einsum: of this one alone. Raises ValueError where there is no such einsum, or it has no MACs.
     """
     outer, dots, others = arch.levels[0], list[Dot](), list[EinsumCost]()
+    only = one_einsum(workload, solution, einsum)[1] if einsum else None
     for c, e in costed_einsums(workload, solution):
+        if only and c is not only:
+            continue
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)[outer.name]
         if ops and moved and e.kind == "mac":
             ns = c.latency_cycles / arch.clock_ghz
@@ -198,6 +202,8 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
             )
         else:
             others.append(c)
+    if only and not dots:
+        raise ValueError(f"--einsum {einsum}: has no MACs, so no place on a roofline; its cost: dse map")
     return Roofline(
         arch.peak_gmacs(),
         outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz,

@@ -453,7 +453,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot.add_argument(
         "--einsum",
         metavar="NAME",
-        help="nest, mapping, ski-slope: of this einsum (default: the costliest; the whole workload)",
+        help="nest, mapping, ski-slope, roofline: of this einsum (default: the costliest; of ski-slope and "
+        "roofline the whole workload)",
     )
     plot.add_argument(
         "--layout",

@@ -13,10 +13,11 @@ from dse.run import cache, folder, record
 from hw import component, machine
 from hw.arch import Memory
 from hw.space import override
+from hw.voltage import energy_factor
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
-    from hw.arch import Machine
+    from hw.arch import Arch, Machine
     from workloads.graph import Layer, Workload
     from workloads.sparsity import TileRow
 
@@ -47,7 +48,12 @@ def file(text: str, sets: Sequence[str] = ()) -> tuple[str, list[Layer]]:
         arch = machine.arch(spec)
         supply = "" if arch.vdd is None else f", {arch.vdd:g} V"
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2{supply}"
-        lines = [f"machine {arch.name}, {units}", *_channels(spec), *plausible.machine_lines(spec, arch)]
+        lines = [
+            f"machine {arch.name}, {units}",
+            *_channels(spec),
+            *_voltages(spec, arch),
+            *plausible.machine_lines(spec, arch),
+        ]
         return "\n".join(lines), []
     if kind == "study":
         study = studies.load(path, sets)
@@ -87,6 +93,24 @@ def _channels(spec: Machine) -> Iterator[str]:
             )
 
 
+def _voltages(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line where the tables of a machine without vdd are at two voltages: SRAM's and logic's."""
+    if arch.vdd is not None or spec.node_nm is None:
+        return
+    kinds = {getattr(node, "kind", "custom") for node in spec.nodes}
+    logic_v, logic = component.logic_v(), kinds & {"register", *component.mac_kinds()}
+    try:
+        nominal_v = component.device(spec.node_nm, spec.cell).nominal_v
+    except component.ComponentError:  # a node outside of the table
+        return
+    if "sram" in kinds and logic and abs(nominal_v / logic_v - 1) > 1e-9:
+        yield (
+            f"voltage: no vdd is given, so energies are those of the tables: SRAM at {nominal_v:g} V, logic "
+            f"(MAC units, registers) at {logic_v:g} V; vdd: {nominal_v:.3g} has all at one, logic at "
+            f"{energy_factor(nominal_v, logic_v):.3g} of these energies (docs/model.md, Supply voltage)"
+        )
+
+
 def kind_of(text: str) -> str:
     """Returns machine, study or workload. text: a path, or a machine's name; it may have faults."""
     path = Path(text)
@@ -124,7 +148,7 @@ def _machine(text: str, sets: Sequence[str]) -> Machine:
 
 def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table, results_text, types_text
+    from workloads.graph import layer_table, results_text, rows_text, types_text
 
     if sets:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
@@ -137,6 +161,7 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     )
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
     types += f"\ncsr results: {text}" if (text := results_text(workload)) else ""
+    types += f"\nnote: {text}" if (text := rows_text(workload)) else ""
     return line + types + _unnamed_weights(source, workload) + _warning(workload), layer_table(workload)
 
 

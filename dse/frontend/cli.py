@@ -819,11 +819,13 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
     from inspect import signature
 
     from dse.study import read
-    from hw.component import closest_name
 
     sets = read.assignments(texts)
     if taken := [key for key in sets if key in signature(ask).parameters]:
-        raise ValueError(f"set.{taken[0]} is no field of a machine; {closest_name(taken[0], ['node.field'])}")
+        raise ValueError(
+            f"--set {taken[0]}: is no field of a machine; write NODE.FIELD=VALUE (gbuf.capacity='64 KiB'), "
+            "solver.KEY=VALUE or limits.seconds=S"
+        )
     return sets
 
 
@@ -953,7 +955,7 @@ def _plot(args: argparse.Namespace) -> int:
 
     *sources, kind = args.words
     if len(sources) == 1:
-        picture = runs.open(sources[0]).plot(kind, args.point, args.workload)
+        picture = runs.open(sources[0]).plot(kind, args.point, args.workload, args.einsum)
     elif len(sources) == 2:
         sets = _sets(args.set, api.map)
         if wrong := pictures.wrong_kind(kind):  # before anything is solved
@@ -1162,11 +1164,13 @@ def _check(args: argparse.Namespace) -> int:
                 tables.print_line(f"{text}: {line}")
                 if layers:
                     *columns, _ = layers[0]._fields
-                    tables.print_table(columns, [(names_text(one.einsums), *one[1:-1]) for one in layers])
+                    lines = [(names_text(one.einsums), *one[1:-1]) for one in layers]
+                    tables.print_table(columns, lines, keep=columns)
                 if components:
                     keys_of = list(components[0])
                     rows = [[row.get(key) for key in keys_of] for row in components]
-                    tables.print_table([*map(units.label, keys_of)], rows, unit_keys=keys_of)
+                    heads = [*map(units.label, keys_of)]
+                    tables.print_table(heads, rows, keep=heads, unit_keys=keys_of)
                 if counted:
                     _print_sparsity(counted.facts, counted.tiles)
         except ValueError as fault:

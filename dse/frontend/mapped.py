@@ -45,8 +45,8 @@ class Mapped:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes.
 
         kind: nest, mapping, roofline, breakdown, ski-slope or residency (of a schedule)
-        einsum: of nest, mapping or ski-slope; None: the costliest; for ski-slope the whole
-            workload for ski-slope
+        einsum: of nest, mapping, ski-slope or roofline; None: the costliest; for ski-slope and roofline the
+            whole workload
 
         Raises ValueError.
         """

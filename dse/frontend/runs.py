@@ -415,13 +415,15 @@ class Run:
             else ""
         )
 
-    def plot(self, kind: str = "front", point: str | int = "best", workload: str = "") -> Picture:
+    def plot(
+        self, kind: str = "front", point: str | int = "best", workload: str = "", einsum: str | None = None
+    ) -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
-        (of `point` and `workload`, a name; "": the first), sensitivity or progress.
+        (of `point` and `workload`, a name; "": the first; of `einsum`; None: all), sensitivity or progress.
         """
         from dse.frontend import pictures
 
-        return pictures.of_run(self, kind, point, workload)
+        return pictures.of_run(self, kind, point, workload, einsum)
 
     def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
         """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its

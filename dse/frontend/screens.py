@@ -103,6 +103,10 @@ def ranking(known_facts: dict[str, Any], listed: list[explain.Table], width: int
 
 
 def block(one: explain.Table, width: int) -> str:
-    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
-    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, unit_keys=one.header)
+    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns. No column
+    of the table of einsums is left out.
+    """
+    heads = [*map(units.label, one.header)]
+    keep = heads if one.title == "einsums" else ()
+    shown = table(heads, one.rows, one.title, keep, width, one.header)
     return shown + (wrapped(one.note, width) + "\n" if one.note else "")
