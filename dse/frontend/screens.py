@@ -103,7 +103,7 @@ def ranking(known_facts: dict[str, Any], listed: list[explain.Table], width: int
 
 
 def block(one: explain.Table, width: int) -> str:
-    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns. No column
+    """Returns an explanation's table with its title and its note, wrapped to `width` columns. No column
     of the table of einsums is left out.
     """
     heads = [*map(units.label, one.header)]
