@@ -396,8 +396,8 @@ def rows_text(workload: Workload) -> str:
     as one operation per element; "" where there is none.
 
     >>> from workloads.einsum import einsum
-    >>> rows_text(Workload("w", (einsum("P[q,k] = softmax(S[q,k])", {"q": 2, "k": 3}, "soft"),)))[:59]
-    'softmax (soft) is priced as one operation per element, in o'
+    >>> rows_text(Workload("w", (einsum("P[q,k] = softmax(S[q,k])", {"q": 2, "k": 3}, "soft"),)))[:60]
+    'softmax (soft) is priced as one operation (alu_pj) per eleme'
     """
     of_kind: dict[str, list[str]] = {}
     for e in workload.einsums:
@@ -411,7 +411,7 @@ def rows_text(workload: Workload) -> str:
     )
     are = "is" if len(of_kind) == 1 else "are"
     return (
-        f"{listed} {are} priced as one operation per element, in one pass; einsums of its steps (max=, exp, "
+        f"{listed} {are} priced as one operation (alu_pj) per element, in one pass; einsums of its steps (max=, exp, "
         "+=, div) are priced each (docs/how-to.md, 18)"
     )
 

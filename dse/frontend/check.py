@@ -18,6 +18,7 @@ from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
     from hw.arch import Arch, Machine
+    from workloads.einsum import Einsum
     from workloads.graph import Layer, Workload
     from workloads.sparsity import TileRow
 
@@ -162,26 +163,30 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
     types += f"\ncsr results: {text}" if (text := results_text(workload)) else ""
     types += f"\nnote: {text}" if (text := rows_text(workload)) else ""
-    return line + types + _unnamed_weights(source, workload) + _warning(workload), layer_table(workload)
+    return line + types + _inputs(source, workload) + _warning(workload), layer_table(workload)
 
 
-def _unnamed_weights(source: str, workload: Workload) -> str:
-    """Returns a note on a file of einsums that names no weights: which tensors may be meant."""
+def _inputs(source: str, workload: Workload) -> str:
+    """Returns a line on a file of einsums: which tensors are inputs, since no einsum writes them, and who
+    reads each (a misspelt name is one of them); where the file names no weights, that these may be some.
+    """
     from workloads import catalog
-    from workloads.graph import AGAIN
+    from workloads.graph import AGAIN, names_text
 
-    if workload.weights or Path(catalog.file_in(source)[1]).suffix not in (".yaml", ".yml"):
+    if Path(catalog.file_in(source)[1]).suffix not in (".yaml", ".yml"):
         return ""
     made = {e.output.tensor for e in workload.einsums} | {read for _, read in workload.loop_state}
-    read = (p.tensor for e in workload.einsums if len(e.inputs) > 1 for p in e.inputs)
-    given = [name for name in dict.fromkeys(read) if name not in made and not AGAIN.search(name)]
-    listed = ", ".join(given[:MAX_NAMES]) + ", ..." * (len(given) > MAX_NAMES)
-    return (
-        f"\nnote: the file names no weights, so {listed} count as inputs; name those that are the same in "
-        "every run: weights: [...]"
-        if given
-        else ""
-    )
+    readers: dict[str, list[Einsum]] = {}
+    for e in workload.einsums:
+        for p in e.inputs:
+            if p.tensor not in made | workload.weights and not AGAIN.search(p.tensor):
+                readers.setdefault(p.tensor, []).append(e)
+    texts = [f"{name} (read by {names_text([e.name for e in by])})" for name, by in readers.items()]
+    listed = ", ".join(texts[:MAX_NAMES]) + ", ..." * (len(texts) > MAX_NAMES)
+    line = f"\ninputs, which no einsum writes: {listed}" if texts else ""
+    if not workload.weights and any(len(e.inputs) > 1 for by in readers.values() for e in by):
+        line += "\nnote: the file names no weights; those that are the same in every run: weights: [...]"
+    return line
 
 
 class Sparsity(NamedTuple):
