@@ -396,6 +396,8 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
         return ""
     if (word := text.strip().rstrip(";").lower()) in views(con):
         return f"write FROM {word}"
+    if "must appear in the GROUP BY clause" in str(error):
+        return "arg_min(machine, energy_pj) is the machine of the least energy_pj"
     if AMBIGUOUS.search(str(error)) and (joined := advice.of_join(con, text)):
         return joined
     names_sql = (

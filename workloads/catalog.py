@@ -441,7 +441,7 @@ def _parameters(source: str, tail: str) -> dict[str, str]:
     for part in filter(None, tail.split(",")):
         key, equals, value = (x.strip() for x in part.partition("="))
         if not equals:
-            faults.append(f'workload "{source}": "{part}" is not key=number')
+            faults.append(f'workload "{source}": "{part}" is not key=number, as in gemm:m=64,n=32,k=48')
         elif key in found:
             faults.append(f'workload "{source}": {key} is given twice')
         found[key] = value

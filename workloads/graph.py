@@ -411,8 +411,8 @@ def rows_text(workload: Workload) -> str:
     )
     are = "is" if len(of_kind) == 1 else "are"
     return (
-        f"{listed} {are} priced as one operation (alu_pj) per element, in one pass; einsums of its steps (max=, exp, "
-        "+=, div) are priced each (docs/how-to.md, 18)"
+        f"{listed} {are} priced as one operation (alu_pj) per element, in one pass; einsums of its steps "
+        "(max=, exp, +=, div) are priced each (docs/how-to.md, 18)"
     )
 
 

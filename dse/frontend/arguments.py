@@ -79,6 +79,8 @@ class _Parser(argparse.ArgumentParser):
         elif wrong := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
             options = [name for name in self._option_string_actions if name.startswith("--")]
             message = f"unknown option {_advised(wrong[1], options)}"
+        elif message.startswith("unrecognized arguments: "):
+            message += "; an option takes one word: --set KEY=VALUE, 'quoted' where it has blanks"
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
 

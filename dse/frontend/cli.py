@@ -110,9 +110,14 @@ def _plain(line: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from dse.frontend import plausible
+    from dse.frontend import check, plausible
     from dse.study import study as studies
 
+    if check.is_machine(args.study):
+        raise ValueError(
+            f"{args.study}: is a machine, and a run is of a study, which names one (machine: {args.study}); "
+            "begin with dse new study mine.yaml"
+        )
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
     rules = plausible.rules_of_nothing(study.space.template, study.loaded_workloads)
@@ -819,12 +824,14 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
     from inspect import signature
 
     from dse.study import read
+    from workloads.meant import meant
 
     sets = read.assignments(texts)
     if taken := [key for key in sets if key in signature(ask).parameters]:
+        advice = next(iter(meant(taken[0], ())), "")
+        fix = "write NODE.FIELD=VALUE (gbuf.capacity='64 KiB'), solver.KEY=VALUE or limits.seconds=S"
         raise ValueError(
-            f"--set {taken[0]}: is no field of a machine; write NODE.FIELD=VALUE (gbuf.capacity='64 KiB'), "
-            "solver.KEY=VALUE or limits.seconds=S"
+            f"--set {taken[0]}: is no field of a machine; {f'did you mean {advice}?' if advice else fix}"
         )
     return sets
 
@@ -951,9 +958,12 @@ def _residency(args: argparse.Namespace) -> int:
 
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
-    from dse.frontend import api, pictures, progress, runs
+    from dse.frontend import api, check, pictures, progress, runs
 
     *sources, kind = args.words
+    if len(sources) == 1 and check.is_machine(kind):
+        kinds = ", ".join((*pictures.OF_MAPPED, "layout", *pictures.OF_REUSE[1:]))
+        raise ValueError(f"{' '.join(args.words)}: give what to draw behind the machine: {kinds}")
     if len(sources) == 1:
         picture = runs.open(sources[0]).plot(kind, args.point, args.workload, args.einsum)
     elif len(sources) == 2:
@@ -1051,7 +1061,7 @@ def _compare(args: argparse.Namespace) -> int:
     """
     from dse.frontend import api, check, compare, runs, screens
 
-    if len(args.words) == 2 and all(map(check.is_machine, args.words)):
+    if len(args.words) == 2 and any(map(check.is_machine, args.words)):
         comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
     elif len(args.words) == 3 and all(map(POINT.fullmatch, args.words[1:])):
         comparison = compare.points(runs.open(args.words[0]), *args.words[1:])

@@ -403,10 +403,11 @@ def raise_if_no_run(root: Path) -> None:
 def no_run_text(root: Path) -> str:
     """A message for a path that is no run folder, with what to do."""
     if root.is_file():
-        return (
-            f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. "
-            f"runs/{root.stem}"
-        )
+        own = root.parent if (root.parent / MANIFEST).is_file() else Path("runs", root.stem)
+        return f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. {own}"
+    if inside := _runs_in(root):
+        listed = ", ".join(str(one) for one in sorted(inside.values())[:3]) + ", ..." * (len(inside) > 3)
+        return f"{root}: is a folder of runs, give one of them: {listed} (dse runs {root} lists them)"
     near = _run_meant(root)
     start = f"start one with dse run STUDY.yaml --out {root}"
     return (
@@ -418,12 +419,16 @@ def _run_meant(root: Path) -> Path | None:
     """Returns the run of that name, or of one that is spelt alike, in the folder where it was looked for, or
     in runs/; None if there is none.
     """
-    runs: dict[str, Path] = {}
-    for parent in (Path("runs"), root.parent):
-        with suppress(OSError):
-            beside = islice(parent.iterdir(), MAX_BESIDE)
-            runs |= {one.name: one for one in beside if (one / STUDY).is_file()}
+    runs = _runs_in(Path("runs")) | _runs_in(root.parent)
     return next((runs[name] for name in get_close_matches(root.name, runs, 1)), None)
+
+
+def _runs_in(parent: Path) -> dict[str, Path]:
+    """Returns the runs among the first MAX_BESIDE files of a folder, by name."""
+    with suppress(OSError):
+        beside = islice(parent.iterdir(), MAX_BESIDE)
+        return {one.name: one for one in beside if (one / STUDY).is_file()}
+    return {}
 
 
 def advice(root: Path) -> str:
