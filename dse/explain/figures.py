@@ -225,7 +225,7 @@ def _not_drawn(others: Sequence[EinsumCost], latency_cycles: float) -> str:
     for c in others:
         by[c.bottleneck] += c.count
     found = ", ".join(f"{component} of {n}" for component, n in by.most_common())
-    without = f"{count} einsum{'s' * (count > 1)} without MACs"
+    without = f"{units.counted(count, 'einsum')} without MACs"
     return f"not drawn: {without}, {share} of the latency; bottleneck {found}"
 
 

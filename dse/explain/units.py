@@ -146,6 +146,15 @@ def number(value: float) -> str:
     return f"{value:.{DIGITS}g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number of things.
+
+    >>> counted(1, "row"), counted(12000, "machine")
+    ('1 row', '12000 machines')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def quantity(name: str, value: float) -> str:
     """Returns a number with the unit that makes it readable.
 

@@ -608,7 +608,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         entries["csr results"] = results
     if workload.fused:
         number = len(workload.fused)
-        entries["fused into producers"] = f"{number} operator{'s' * (number > 1)} (solver.fuse_elementwise)"
+        entries["fused into producers"] = f"{units.counted(number, 'operator')} (solver.fuse_elementwise)"
     if workload.moved:
         entries["counted as data movement"] = ", ".join(workload.moved)
     return entries
@@ -781,11 +781,9 @@ def network(
         )
     )
     omitted = shares[listed_count:]
-    note = (
-        f"{len(omitted)} more einsums make the other {100 * sum(omitted):.0f} %; --einsum all lists them"
-        if omitted
-        else ""
-    )
+    more = units.counted(len(omitted), "more einsum")
+    makes = f"make{'s' * (len(omitted) == 1)} the other {100 * sum(omitted):.0f} %"
+    note = f"{more} {makes}; --einsum all lists them" if omitted else ""
     header = (
         "einsum",
         *places,

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dse.explain import units
 from dse.frontend import contracts, plausible
 from dse.run import cache, folder, record
 from hw import component, machine
@@ -155,7 +156,7 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
     workload = catalog.load(source)
     number = len(workload.fused)
-    fused = f", {number} operator{'s' * (number > 1)} fused into their producers" if number else ""
+    fused = f", {units.counted(number, 'operator')} fused into their producers" if number else ""
     line = (
         f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
         f"{workload.parameters} parameters{fused}"

@@ -476,7 +476,7 @@ def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -
         is_close = (is_same | (is_near & has_gap)).all(axis=1) & ~is_same.all(axis=1)
         pairs += int((is_close & (groups[i + 1 :] == groups[i])).sum())
     return (
-        f"{pairs} pair{'s' * (pairs > 1)} of rows differ by less than their optimality gaps in every "
+        f"{units.counted(pairs, 'pair')} of rows differ by less than their optimality gaps in every "
         "objective in which they differ: which is better is open; a smaller solver.gap or sharing_gap tells "
         "them apart"
         if pairs
@@ -1077,6 +1077,8 @@ def _compare(args: argparse.Namespace) -> int:
             print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:
         paths = args.words[2:]
+        for path in paths:  # before anything is solved
+            _raise_if_no_schedule(path)
         first, second = (_compared(args, path) for path in paths)
         for one, path in ((first, paths[0]), (second, paths[1])):
             if "energy_pj" not in one.totals:
@@ -1095,21 +1097,31 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _schedule_names() -> tuple[str, ...]:
+    from typing import get_args, get_type_hints
+
+    from dse.solve.options import SolverOptions
+
+    names: tuple[str, ...] = get_args(get_type_hints(SolverOptions)["schedule"])
+    return names
+
+
+def _raise_if_no_schedule(word: str) -> None:
+    from hw.component import closest_name
+
+    if not Path(word).exists() and word not in (names := _schedule_names()):
+        raise ValueError(f"{word}: neither a file nor a name of solver.schedule; {closest_name(word, names)}")
+
+
 def _compared(args: argparse.Namespace, word: str) -> Any:
     """Returns the schedule that a word of `dse compare` names (mapped.Mapped): a file, or what
     solver.schedule=WORD finds.
     """
-    from typing import get_args, get_type_hints
-
     from dse.frontend import api, progress
-    from dse.solve.options import SolverOptions
-    from hw.component import closest_name
 
-    names = get_args(get_type_hints(SolverOptions)["schedule"])
-    if not Path(word).exists() and word not in names:
-        raise ValueError(f"{word}: neither a file nor a name of solver.schedule; {closest_name(word, names)}")
     if Path(word).exists():
-        given = [text for text in args.set if not (set(args.words[2:]) & set(names) and "solver." in text)]
+        names = {*args.words[2:]} & {*_schedule_names()}
+        given = [text for text in args.set if not (names and "solver." in text)]
         return _simulated(argparse.Namespace(**{**vars(args), "set": given}), word)
     workload, machine = args.words[:2]
     sets = _sets([*args.set, f"solver.schedule={word}"], api.map)

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from dse.explain.units import counted
 from hw import component, machine
 from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
 from hw.space import Space, Unbuildable, apply, decode, values
@@ -321,7 +322,7 @@ def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
         key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
         ports = FILE_PORTS if (node.capacity or 0) <= FILE_BYTES * node.banks else 1
         if getattr(node, key) is not None and level.bandwidth > node.banks * ports * (1 + 1e-9):
-            banks = f"{node.banks} bank{'s' * (node.banks > 1)} of one port"
+            banks = f"{counted(node.banks, 'bank')} of one port"
             yield (
                 f"{node.name}.{key} asks for {level.bandwidth:.3g} accesses per clock of {banks} (SRAM of "
                 f"the tables): each works {level.bandwidth / node.banks:.3g} times per clock, at no cost in "

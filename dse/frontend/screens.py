@@ -78,7 +78,10 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport, width: int =
     blocks = [facts(known_facts, f"{workload.name} on {arch.name}", width)]
     for one in tables:
         hidden_rows = len(one.rows) - MAX_ROWS
-        notes = [one.note, f"{hidden_rows} more rows; --format json lists them" if hidden_rows > 0 else ""]
+        notes = [
+            one.note,
+            f"{units.counted(hidden_rows, 'more row')}; --format json lists them" if hidden_rows > 0 else "",
+        ]
         blocks.append(
             block(replace(one, rows=one.rows[:MAX_ROWS], note=" ".join(filter(None, notes))), width)
         )

@@ -405,7 +405,7 @@ def print_rows(
         print(text)
         total = len(rows) if row_count is None else row_count
         more = f" of {total}; {shows_all} shows the other {total - shown}"
-        print(f"{shown} row{'s' * (shown != 1)}{more if shown < total else ''}")
+        print(f"{units.counted(shown, 'row')}{more if shown < total else ''}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([_field(name, csv_safe) for name in header])
@@ -471,8 +471,9 @@ def print_end(out: str, status: Any, solved: int, address: str | None = None) ->
         else f"{status.state}, "
     )
     print_line(
-        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all ({status.infeasible} "
-        f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
+        f"{out}: {state}{reason}; {units.counted(solved, 'machine')} solved now, {status.done} in all "
+        f"({status.infeasible} infeasible, {status.pruned} pruned, {units.counted(status.error, 'error')}), "
+        f"front {status.front}"
     )
     commands = (
         [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs LIMIT 10"']
