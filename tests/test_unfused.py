@@ -5,6 +5,7 @@ alike, and name the command that fuses.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,20 @@ def test_rows_that_no_level_holds_are_said_to_be_read_once() -> None:
     assert values.long_rows(arch, too_long).startswith(
         "P needs whole rows of 128 KiB, which no level on chip"
     )
+
+
+def test_wide_gaps_to_the_bound_are_explained() -> None:
+    """Shares of a gap of energy add up to the whole, one of latency names the bottleneck."""
+    small = {"gbuf.capacity": "8 KiB"}
+    energy = api.map("conv:n=1,k=64,c=64,p=28,q=28,r=3,s=3", "edge_array", **small)
+    latency = api.map("gemm:m=16,n=17,k=19", "edge_array", objective="latency")
+    near = api.map("gemm:m=16,n=16,k=16", "edge_array")
+    lines = [
+        [line for line in one.text().split("\n") if re.match(r"gap to bound [\d.]+ %: ", line)]
+        for one in (energy, latency, near)
+    ]
+    shares = re.findall(r"(?:DRAM|static|chip) (-?[\d.]+) %", lines[0][0])
+    assert len(shares) == 3
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+    assert "roofline" in lines[1][0]
+    assert lines[2] == []
