@@ -1272,8 +1272,10 @@ def test_check_of_good_files(tmp_path: Path) -> None:
     assert [line.split(": ", 1)[1].split(",")[0] for line in said] == [
         "study small",
         "workload ffn",
+        "A (read by C)",
         "machine edge_array",
         "2 lpddr4 channels",
+        "no vdd is given",
         "study edge-cnn",
     ]
     assert "27 machines" in said[0]
