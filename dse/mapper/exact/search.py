@@ -410,16 +410,27 @@ def _search_factors(
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
     )
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
+    min_along, fills = _least_along(constraints, arch)
+    limits_trips, limited, least_trips, most_trips = _temporal_limits(constraints, arch, tables.ranks)
+    above, orders, rank_inside, keeps_inside, ordered = _order_limits(constraints, arch, tables.ranks)
     rules = state.Rules(
         tables.sinks[:, None, :] & ~has_lines[None, :, None],
         inside,
         stationary_tensor,
         _unconstrained_groups(arch, constraints),
         max([constraints.min_pes, *(limit.least for limit in constraints.limits if limit.kind == "pes")]),
-        *_least_along(constraints, arch),
+        min_along,
+        fills,
         factors != "perfect" and not with_perfect,
-        *_temporal_limits(constraints, arch, tables.ranks),
-        *_order_limits(constraints, arch, tables.ranks),
+        limits_trips,
+        limited,
+        least_trips,
+        most_trips,
+        above,
+        orders,
+        rank_inside,
+        keeps_inside,
+        ordered,
     )
     outer_rules = rules._replace(
         limits_trips=False,
@@ -569,7 +580,7 @@ def _order_limits(
             above[levels[limit.at], ranks.index(limit.name), ranks.index(limit.below)] = True
         if limit.kind == "inside" and limit.name in ranks:
             inside[levels[limit.at], ranks.index(limit.name)] = True
-    ordered: NDArray[np.bool_] = above.any(axis=(0, 1)) | above.any(axis=(0, 2)) | inside.any(axis=0)
+    ordered = np.asarray(above.any(axis=(0, 1)) | above.any(axis=(0, 2)) | inside.any(axis=0), np.bool_)
     return above, bool(above.any()), inside, bool(inside.any()), ordered
 
 
