@@ -214,7 +214,7 @@ class SolverOptions:
         return (
             f"{refused} does not count PEs in lockstep ({compute}.lockstep, through {operand}): "
             f"{who_counts({'lockstep', *features})} of each machine by itself; leave it out, or lockstep "
-            f"(--set {compute}.lockstep=false)"
+            "out of the machine file"
         )
 
     def _first_other(self, *schedules: str) -> str:
