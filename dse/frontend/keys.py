@@ -279,7 +279,21 @@ RULE: Meanings = {
     "keep": ("", "at a memory: tensors that must stand there, by name or role (input, weight, output)"),
     "bypass": ("", "at a memory: tensors that may not stand there, by name or role"),
     "tile": ("", "at a memory: the largest tile by tensor, in elements (1024) or bytes (2 KiB)"),
-    "utilization": ("share", "of the PEs that must work, at least"),
+    "order": (
+        "",
+        "at a memory: ranks, outermost first: a temporal loop there over one of them stands above all those "
+        "over later ones; '*': all ranks that are not named",
+    ),
+    "inside": (
+        "",
+        "at a memory: ranks whose temporal loops all stand inside of its tiles, so that none changes a tile "
+        "there: of sums, k: they leave complete",
+    ),
+    "utilization": (
+        "share",
+        "of the PEs that must work, at least; at a dimension of the PEs along it, or as many as factors of "
+        "the ranks that the rule allows there can fill, where these are fewer",
+    ),
 }
 IN_CORE = (
     "the core that it is a part of, with all other nodes that name it: several stand beside each other below "
@@ -317,7 +331,7 @@ MEMORY: Meanings = {
         "",
         "shared: reads and writes share the bandwidth; separate: each has it; or a list of ports, each with "
         "the roles that it serves (read: [weight], write: [output]) and its rate as a multiple of the "
-        "memory's (times: 2)",
+        "memory's (times: 2); fill and drain: [output] at a port for sums from and to the memory outside",
     ),
     "double_buffer": (
         "",
@@ -424,6 +438,11 @@ MAC_UNIT: Meanings = {
         "",
         "roles of the operands (input, weight) whose zeros are gated: such an operation takes cycles and no "
         "energy; zeros of others are skipped",
+    ),
+    "lockstep": (
+        "",
+        "PEs step together through the groups of an operand in N:M, the only one with zeros: those along its "
+        "ranks share whole groups of another operand, and add up their sums",
     ),
 }
 TILING: Meanings = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dse.explain.units import counted
 from hw import component, machine
-from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
+from hw.arch import ALL_OTHERS, EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
 from hw.space import Space, Unbuildable, apply, decode, values
 from hw.voltage import energy_factor
 from workloads import document
@@ -104,6 +104,8 @@ def rule_names(rule: Rule) -> list[tuple[str, Sequence[str], tuple[str, ...]]]:
         ("keep", rule.keep, ROLES),
         ("bypass", rule.bypass, ROLES),
         ("tile", [limit.tensor for limit in rule.tile], ROLES),
+        ("order", [rank for rank in rule.order if rank != ALL_OTHERS], RANK_ROLES),
+        ("inside", rule.inside, RANK_ROLES),
     ]
 
 
@@ -119,7 +121,7 @@ def rules_of_nothing(spec: Machine, workloads: Sequence[Workload]) -> list[str]:
         "ranks": {rank for e in einsums for rank, _ in e.extents},
         "tensors": {p.tensor for e in einsums for p in e.tensors()},
     }
-    kinds = {"ranks": "ranks", "factors": "ranks", "einsums": "einsums"}
+    kinds = {"ranks": "ranks", "factors": "ranks", "order": "ranks", "inside": "ranks", "einsums": "einsums"}
     lines = []
     for i, rule in enumerate(spec.mapping):
         for key, given, roles in rule_names(rule):

@@ -89,6 +89,7 @@ COUNTED_BY: dict[str, tuple[str, ...]] = {
     **{key: one.schedules for key, one in REFUSED.items()},
     "units": ("unfused",),
     "rules": ("unfused", *PIPELINED_SCHEDULES),
+    "lockstep": ("unfused",),
     "no nodes": (
         "unfused",
         "fused",
@@ -201,6 +202,19 @@ class SolverOptions:
             f"{refused} does not choose between computes ({', '.join(names)}): "
             f"{who_counts({'units', *features})} of each machine by itself; leave it out, or give the "
             "machine one compute"
+        )
+
+    def lockstep_refused(self, compute: str, operand: str, features: Collection[str] = ()) -> str:
+        """Returns why these options do not go with a machine whose PEs step together through an operand in
+        N:M, with the fix; "": they do. features: all of the machine.
+        """
+        refused = self._first_other("unfused")
+        if not refused:
+            return ""
+        return (
+            f"{refused} does not count PEs in lockstep ({compute}.lockstep, through {operand}): "
+            f"{who_counts({'lockstep', *features})} of each machine by itself; leave it out, or lockstep "
+            "out of the machine file"
         )
 
     def _first_other(self, *schedules: str) -> str:

@@ -43,6 +43,7 @@ from dse.mapping.searched import (
     mappings_of,
 )
 from dse.run import cache, deadline
+from dse.sim.counts.terms import in_step
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
     LEFT_OPEN,
@@ -94,7 +95,7 @@ from dse.solve.sharing.shared_products import find_shared_products
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from dse.solve.stored import searches_hops, sequential_solution
 from hw import machine
-from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Rule
+from hw.arch import ALL_OTHERS, EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Rule
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key, einsum
 from workloads.graph import Unique, Workload, base_tensor, counts, csr_results, unique
@@ -208,6 +209,10 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     ):
         if memories and (line := options.refused(key, memories, features)):
             raise ValueError(line)
+    for one in (one for one in (arch, *arch.units) if one.compute.lockstep):
+        stepped = [own.tensor for e in workload.einsums for p in e.tensors() if (own := in_step(p, e))]
+        if stepped and (line := options.lockstep_refused(one.compute.name.lower(), stepped[0], features)):
+            raise ValueError(line)
     if arch.units:
         if line := options.units_refused([one.compute.name.lower() for one in arch.units], features):
             raise ValueError(line)
@@ -227,6 +232,14 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         raise ValueError(
             f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
             "banks, and layouts are not searched under rules; leave burst and bank_map out, or the rules"
+        )
+    placed = [
+        key for rule in (*arch.mapping, *options.mapping) for key in ("order", "inside") if getattr(rule, key)
+    ]
+    if options.schedule != "unfused" and placed:
+        raise ValueError(
+            f"solver.schedule = {options.schedule} does not obey rules for where loops stand "
+            f"(mapping[].{placed[0]}): schedule unfused does; leave one of both out"
         )
     if options.schedule in PIPELINED_SCHEDULES and has_nodes(arch):
         for rule in _rules_outside(arch, options):
@@ -264,6 +277,7 @@ def _features(arch: Arch, options: SolverOptions) -> set[str]:
         "latency_ns": arch.with_latency(),
         "along": arch.with_sharing(),
         "units": arch.units,
+        "lockstep": any(one.compute.lockstep for one in (arch, *arch.units)),
         "rules": (*arch.mapping, *options.mapping),
         "no nodes": not has_nodes(arch) or _rules_outside(arch, options),
     }
@@ -302,6 +316,8 @@ def _check_names(arch: Arch, workload: Workload, options: SolverOptions) -> None
             ("keep", rule.keep, names["tensors"]),
             ("bypass", rule.bypass, names["tensors"]),
             ("tile", [limit.tensor for limit in rule.tile], names["tensors"]),
+            ("order", rule.order, names["ranks"] | {ALL_OTHERS}),
+            ("inside", rule.inside, names["ranks"]),
         )
         for key, given, known in named:
             for name in given:
@@ -315,12 +331,13 @@ def _check_names(arch: Arch, workload: Workload, options: SolverOptions) -> None
 
 def _renamed(limit: Limit, e: Einsum, other: Einsum) -> Limit:
     """Returns a limit of an einsum in the names of an equal one."""
-    nodes = (Loop(limit.name, 1), Store("", limit.name))
-    loop, store = schedule.rename(Nest(nodes), e, other).nodes
-    is_rank = limit.kind in ("spatial", "temporal")
+    nodes = (Loop(limit.name, 1), Store("", limit.name), Loop(limit.below, 1))
+    loop, store, below = schedule.rename(Nest(nodes), e, other).nodes
+    is_rank = limit.kind in ("spatial", "temporal", "order", "inside")
     assert isinstance(loop, Loop)
     assert isinstance(store, Store)
-    return replace(limit, name=loop.rank if is_rank else store.tensor)
+    assert isinstance(below, Loop)
+    return replace(limit, name=loop.rank if is_rank else store.tensor, below=below.rank)
 
 
 # by machine and canonical key: an einsum, and its mapping

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from math import inf, isclose
 from multiprocessing import get_context
 from random import Random
@@ -44,7 +45,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.sim.einsum.limits import broken
 from dse.sim.levels.network import Uncounted
 from hw import machine
-from tests.enumeration import Best, enumerated, mappings, padded
+from tests.enumeration import Best, enumerated, in_orders, mappings, padded
 from tests.nests import ported, shared, slow_to_answer, split_roles, widened
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
 from tests.test_limits import rule_sets
@@ -244,7 +245,9 @@ def cheaper(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 def priced_all(problem: Problem, factors: Factors, limits: Constraints = FREE) -> Best:
     """The least cost by the evaluator of all mappings of a small problem that keep the limits of rules."""
     found, many = Best((inf, inf, inf), None, 0), 0
-    for mapping in mappings(problem, factors, "tensors"):
+    in_order = any(limit.kind == "order" for limit in limits.limits)
+    listed = mappings(problem, factors, "tensors")
+    for mapping in chain.from_iterable(map(in_orders, listed)) if in_order else listed:
         many += 1
         if limits is not FREE and broken(limits, mapping, problem.einsum, problem.arch):
             continue

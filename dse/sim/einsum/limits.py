@@ -44,6 +44,12 @@ def _breaks(limit: Limit, mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[s
         and (n := tile_bits(mapping, e, arch, limit.at, limit.name)) > limit.most
     ):
         yield f"{limit.text}: a tile of {name} takes {-(-n // 8)} bytes"
+    if limit.kind == "order" and _is_reversed(limit, mapping, e, arch):
+        yield f"{limit.text}: a loop over {limit.below} stands above one over {limit.name} at {limit.at}"
+    if limit.kind == "inside" and _is_outside(limit, mapping, e):
+        yield f"{limit.text}: a loop over {limit.name} stands above a tile at {limit.at}"
+    if limit.kind == "fill" and (n := trips_along(mapping, e, limit.at)) < limit.least:
+        yield f"{limit.text}: {n} PEs along {limit.at} work, {limit.least} must"
     if limit.kind == "pes" and (n := busy_pes(mapping, e)) < limit.least:
         yield f"{limit.text}: {n} PEs work, {limit.least} must"
 
@@ -53,20 +59,44 @@ def spatial_trips(mapping: Mapping, e: Einsum, dim: str, rank: str) -> int:
     return prod(trips for _, loop, trips in _loops(mapping, e) if (loop.over, loop.rank) == (dim, rank))
 
 
+def trips_along(mapping: Mapping, e: Einsum, dim: str) -> int:
+    """Returns the trips of all spatial loops along a dimension, multiplied."""
+    return prod(trips for _, loop, trips in _loops(mapping, e) if loop.over == dim)
+
+
 def temporal_trips(mapping: Mapping, e: Einsum, arch: Arch, level: str, rank: str) -> int:
     """Returns the trips of all temporal loops over a rank at a level, multiplied: of those that cut tiles of
     that level. It is the innermost of the nodes above whose tensors have the rank, else the outermost.
     """
-    order, relevant = arch.level_index(), {p.tensor for p in e.tensors() if rank in p.ranks()}
+    return prod(trips for loop, trips in _temporal_loops(mapping, e, arch, level) if loop.rank == rank)
 
-    def level_of(above: Sequence[Store]) -> int:
-        return max([order[node.level] for node in above if node.tensor in relevant], default=0)
 
-    return prod(
-        trips
-        for above, loop, trips in _loops(mapping, e)
-        if not loop.over and loop.rank == rank and level_of(above) == order[level]
-    )
+def _is_reversed(limit: Limit, mapping: Mapping, e: Einsum, arch: Arch) -> bool:
+    """Whether a temporal loop over rank `below` at a level stands above one over rank `name`."""
+    ranks = [loop.rank for loop, trips in _temporal_loops(mapping, e, arch, limit.at) if trips > 1]
+    return limit.below in ranks and limit.name in ranks[ranks.index(limit.below) :]
+
+
+def _is_outside(limit: Limit, mapping: Mapping, e: Einsum) -> bool:
+    """Whether a temporal loop over a rank stands above a storage node of a level."""
+    trips = {id(loop): n for _, loop, n in _loops(mapping, e)}
+    looped = False
+    for node in mapping.nodes:
+        if isinstance(node, Store) and looped and node.level == limit.at:
+            return True
+        if isinstance(node, Loop) and not node.over and node.rank == limit.name:
+            looped = looped or trips[id(node)] > 1
+    return False
+
+
+def _temporal_loops(mapping: Mapping, e: Einsum, arch: Arch, level: str) -> Iterator[tuple[Loop, int]]:
+    """Yields (loop, its trips) of each temporal loop at a level, outermost first."""
+    order = arch.level_index()
+    for above, loop, trips in _loops(mapping, e):
+        relevant = {p.tensor for p in e.tensors() if loop.rank in p.ranks()}
+        own = max([order[node.level] for node in above if node.tensor in relevant], default=0)
+        if not loop.over and own == order[level]:
+            yield loop, trips
 
 
 def _loops(mapping: Mapping, e: Einsum) -> Iterator[tuple[Sequence[Store], Loop, int]]:

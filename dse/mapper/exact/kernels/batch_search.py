@@ -317,11 +317,40 @@ def precedes(j: int, holders: Ints, e: Einsum, w: Work) -> bool:
 
 
 @njit_internal()
+def fills_dims(unrolling: Ints, p: Pool, m: Machine, rules: Rules) -> bool:
+    """Whether the ranks can share the fan-out dimensions so that along each at least Rules.min_along PEs are
+    in use, and no more than there are.
+    """
+    ranks = unrolling.shape[0]
+    way = np.empty(ranks, np.int64)
+    for r in range(ranks):
+        way[r] = p.factorization_span[unrolling[r], 0]
+    while True:
+        fills = True
+        for d in range(rules.min_along.shape[0]):
+            trips = 1
+            for r in range(ranks):
+                trips *= p.factorizations[way[r], d]
+            fills = fills and rules.min_along[d] <= trips <= m.fanout_size[d]
+        if fills:
+            return True
+        r = 0
+        while r < ranks and way[r] + 1 == p.factorization_span[unrolling[r], 1]:
+            way[r] = p.factorization_span[unrolling[r], 0]
+            r += 1
+        if r == ranks:
+            return False
+        way[r] += 1
+
+
+@njit_internal()
 def expand(nest_search: NestSearch) -> None:
     """Searches all nests under the spatial unrolling Work.unrolling that may beat the best nest of some
     machine, or replace it at an equal cost (`precedes`).
     """
     t, e, p, m, _outer_terms, _outer_machine, rules, _outer_rules, memo, w, _outer, states, best = nest_search
+    if rules.fills and not fills_dims(w.unrolling, p, m, rules):
+        return
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.ties_allowed[j] = may_replace_tied(j, w.unrolling, e, w)

@@ -229,6 +229,8 @@ class Rules(NamedTuple):
     stationary: int  # tensor whose innermost node stands above all temporal loops inside the PEs, -1: none
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
+    min_along: Ints  # [D] the same along each fan-out dimension
+    fills: bool  # whether any of these is above 1
     uneven_only: bool  # whether only unrollings count in which some PEs share unevenly
     # Trips of all temporal loops over a rank at a level: of those that have it as the innermost level of the
     # nodes above whose tensors have the rank.
@@ -236,6 +238,13 @@ class Rules(NamedTuple):
     limited: Bools  # [R] whether those over the rank are limited at some level
     least_trips: Ints  # [V, R]
     most_trips: Ints  # [V, R]
+    # [V, R, R] whether temporal loops over the first rank at a level stand above those over the second one
+    above: Bools
+    orders: bool  # whether any are
+    # [V, R] whether all temporal loops over a rank stand below the nodes of a level
+    inside: Bools
+    keeps_inside: bool  # whether any do
+    ordered: Bools  # [R] whether a rank is in `above` or `inside` at some level
 
 
 class InnerStates(NamedTuple):
@@ -296,6 +305,8 @@ class Work(NamedTuple):
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
     sunk_tile: Ints  # [R] scratch
+    reached: Ints  # [R] scratch of `reached_tile`
+    gap_levels: Ints  # [., R] scratch of `is_in_order`: by gap between nodes, the level of its loop, -1: none
     best: Floats  # [J, 3] cost of the best nest of outer levels (of the Work of `set_outer_bounds` only)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling
