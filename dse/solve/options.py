@@ -88,7 +88,7 @@ REFUSED = {
 COUNTED_BY: dict[str, tuple[str, ...]] = {
     **{key: one.schedules for key, one in REFUSED.items()},
     "units": ("unfused",),
-    "rules": ("unfused", *PIPELINED_SCHEDULES),
+    "rules": ("unfused", "fused", "best", *PIPELINED_SCHEDULES),
     "no nodes": (
         "unfused",
         "fused",
@@ -104,7 +104,9 @@ def who_counts(features: Collection[str]) -> str:
     possible = [name for name in ("unfused", "fused", "pipelined") if _all_count(features, name)]
     who = "the mapper optimal does" if {"rules", "along"} & {*features} else "mappers do"
     kapla = " and KAPLA's" * _all_count(features, "kapla")
-    return f"{who}, for {' and '.join(possible)} schedules{kapla}"
+    return (
+        f"{who}, for {', '.join(possible[:-1])}{' and ' * (len(possible) > 1)}{possible[-1]} schedules{kapla}"
+    )
 
 
 def _all_count(features: Collection[str], schedule: str) -> bool:
@@ -125,8 +127,8 @@ class SolverOptions:
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
-    # mapper optimal, schedule unfused; rules inside of a node also with PIPELINED_SCHEDULES: rules for
-    # mappings, beside the machine's own
+    # mapper optimal, schedules unfused, fused and best; rules inside of a node also with PIPELINED_SCHEDULES:
+    # rules for mappings, beside the machine's own
     mapping: Annotated[Rules, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = ()
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
     # Schedules unfused and fused, in studies: machines share mappings (those of one family, `Arch.family`) or
@@ -217,7 +219,7 @@ class SolverOptions:
         """
         key = "solver.mapping" if self.mapping else "mapping" if rules_of_machine else ""
         taken: dict[str, Sequence[object]] = {
-            "schedule": ("unfused", *PIPELINED_SCHEDULES),
+            "schedule": COUNTED_BY["rules"],
             "mapper": ("optimal",),
             "tiling": ("mapper",),
             "layout": ("row_major",),

@@ -540,7 +540,8 @@ def _search_schedule(
         found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
         if isinstance(found, Infeasible):
             return found
-        return [found if options.sharing_gap else _best_or_gogeta(arch, workload, options, found)]
+        alone = options.sharing_gap or arch.mapping or options.mapping  # GOGETA's schedules obey no rules
+        return [found if alone else _best_or_gogeta(arch, workload, options, found)]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
             options.single_objective,
@@ -596,6 +597,8 @@ def _best(
         own_options = [replace(options, schedule="fused")]
     else:
         own_options = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
+        if arch.mapping or options.mapping:
+            own_options = [own for own in own_options if is_taken(arch, workload, own)]
         own_options.append(replace(options, schedule="unfused"))
     proving = [own for own in reversed(own_options) if own.schedule in WITH_BOUND]
     others = [own for own in own_options if own.schedule not in WITH_BOUND]
