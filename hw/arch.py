@@ -793,6 +793,16 @@ class Level:
                 return f"port {i}", one.write_times if action == "write" else one.read_times
         return "port 0", 1.0  # of what may not stand here (component._port_faults)
 
+    def rates(self) -> tuple[float, float]:
+        """Returns accesses per cycle: at least, of any action at its port; at most, of all ports together."""
+        if isinstance(self.ports, str):
+            return self.bandwidth, self.bandwidth * (2 if self.ports == "separate" else 1)
+        served = [
+            [n for n, of in ((one.read_times, one.read), (one.write_times, one.write)) if of]
+            for one in self.ports
+        ]
+        return self.bandwidth * min(map(min, served)), self.bandwidth * sum(map(max, served))
+
 
 @dataclass(frozen=True, slots=True)
 class Fanout:

@@ -33,6 +33,7 @@ from dse.solve.solve import _layouts, solve
 from hw.arch import ROLES, Access, Arch, Compute, Fanout, Level, Rule
 from tests import rates, rules_kept
 from tests.enumeration import mappings, size
+from tests.nests import ported
 from workloads.einsum import Einsum, csr, einsum
 from workloads.graph import Workload
 
@@ -187,6 +188,12 @@ def networked_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
 
     arch, workload = enumerable(drawn)
     return rates.drawn(arch, rng) if seed % 2 else arch, workload
+
+
+def ported_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
+    """The same with levels that say which of their ports serves what, at rates of their own."""
+    arch, workload = rated_case(seed, overlap, FEW * 4)
+    return ported(arch, workload.einsums[0]), workload
 
 
 def widened_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:

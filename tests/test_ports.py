@@ -215,9 +215,9 @@ def test_a_study_has_the_costs_of_each_machine_by_itself(tmp_path: Path) -> None
         assert (one.energy_pj, one.latency_cycles) == (row["energy_pj"], row["latency_cycles"])
     slow, fast = (sum(row["latency_cycles"] for row in rows if row["rate"] == rate) for rate in (1, 8))
     assert slow > fast
-    (tmp_path / "b.yaml").write_text(STUDY + "solver: {schedule: fused}\n")
+    (tmp_path / "b.yaml").write_text(STUDY + "solver: {schedule: residency}\n")
     with pytest.raises(
-        studies.StudyError, match=r"solver.schedule = fused does not time ports .*dram.ports, gbuf"
+        studies.StudyError, match=r"solver.schedule = residency does not time ports .*dram.ports, gbuf"
     ):
         studies.load(tmp_path / "b.yaml")
 
@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
             lambda at, name=name: dse.map("mlp_s:batch=4", str(at), **{"solver.schedule": name}),  # type: ignore[misc]
             rf"solver.schedule = {name} does not time ports .*\(gbuf.ports\).*--set gbuf.ports=shared",
         )
-        for name in ("fused", "pipelined", "best", "residency", "gogeta")
+        for name in ("pipelined", "residency", "gogeta")
     },
     "tiling": (lambda at: dse.map("mlp_s:batch=4", str(at), **{"solver.tiling": "smaug"}), "tiling = smaug"),
     "sharing": (

@@ -65,7 +65,7 @@ REFUSED = {
         without_widths,
     ),
     "ports": Refusal(
-        ("unfused",),
+        ("unfused", "fused", "best"),
         (),
         "does not time ports that serve some tensors, nor writes apart from reads",
         "the ports",

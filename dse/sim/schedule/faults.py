@@ -53,7 +53,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     ]:
         return lines
     else:
-        lines = list(_width_faults(arch, schedule, g))
+        lines = [*_port_faults(arch, schedule), *_width_faults(arch, schedule, g)]
     lines += _retention_faults(arch, workload, schedule, g)
     for i, segment in enumerate(schedule.segments, 1):
         lines += [
@@ -131,13 +131,6 @@ def counted_one_by_one(arch: Arch, workload: Workload) -> str:
     """Returns what is counted only where einsums share neither loops nor tensors nor time, with the fix; "":
     nothing of this machine and workload.
     """
-    if arch.with_ports():
-        return (
-            "einsums share loops, tensors or time, which is not timed at ports that serve some tensors, nor "
-            f"with writes apart from reads; {arch.name} has "
-            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, or "
-            "take ports: shared and no write_bandwidth and writes_per_cycle"
-        )
     if arch.with_latency():
         return (
             "einsums share loops, tensors or time, and waits for first words are counted of einsums in turn; "
@@ -304,6 +297,21 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
                     f"segment {i}: einsum {branch.einsum} repeats {occurrences_of[branch.einsum]} times; "
                     "give it a segment of its own"
                 )
+
+
+def _port_faults(arch: Arch, schedule: Schedule) -> Iterator[str]:
+    """Yields what is timed only at ports that serve all tensors, in both directions at one rate."""
+    in_part = any(one.share != 1 or one.later_shares for one in schedule.retained)
+    at_once = any(one.pipelined for one in schedule.segments)
+    if arch.with_ports() and (
+        in_part or at_once or schedule.fills_ahead or schedule.weights == "pinned"
+    ):
+        yield (
+            "pipelines, pinned weights, fills ahead and tensors retained in part are not timed at ports that "
+            f"serve some tensors, nor with writes apart from reads; {arch.name} has "
+            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: fuse or retain whole, or take ports: "
+            "shared and no write_bandwidth and writes_per_cycle"
+        )
 
 
 def _width_faults(arch: Arch, schedule: Schedule, g: Graph) -> Iterator[str]:

@@ -323,7 +323,7 @@ def _bypassing(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> Standing:
             outer_accesses * a - level_accesses * b
             for a, b in zip(_prices(outer), _prices(s.segment.level), strict=True)
         )
-        saved = (write if t.result else read) - level_accesses * s.leak_pj / s.segment.level.bandwidth
+        saved = (write if t.result else read) - level_accesses * s.leak_pj / s.segment.level.rates()[0]
         kinds = _kinds(s, tiles)
         min_pj += max(saved, 0.0) * sum(_words(s, i, p, one, used=True) * many for one, many in kinds)
     return Standing(min_pj, 0.0, 0, PASSES, range(0))
@@ -382,7 +382,8 @@ def _wait_pj(s: SegmentSearch, i: int) -> float:
         and not s.segment.level.double_buffer
         and s.segment.level.name == arch.levels[1].name
     )
-    all_wait = inside_waits and outer_is_slower and outer.ports == "shared" and not s.segment.retained[i]
+    one_port = outer.ports == "shared" and not arch.with_ports()
+    all_wait = inside_waits and outer_is_slower and one_port and not s.segment.retained[i]
     return arch.leak_mw() / arch.clock_ghz if all_wait else 0.0
 
 

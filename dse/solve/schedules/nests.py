@@ -558,9 +558,10 @@ class Nests:
         words = bounds.words(p, trip, self.arch.word_bits)
         outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
-        saved_pj = outer_accesses * outer.read_pj - level_accesses * (level.read_pj + leak / level.bandwidth)
-        load_pj = outer_accesses * (outer.read_pj + leak / outer.bandwidth) + level_accesses * (
-            level.write_pj + leak / level.bandwidth
+        outer_rate, rate = outer.rates()[0], level.rates()[0]
+        saved_pj = outer_accesses * outer.read_pj - level_accesses * (level.read_pj + leak / rate)
+        load_pj = outer_accesses * (outer.read_pj + leak / outer_rate) + level_accesses * (
+            level.write_pj + leak / rate
         )
         return (
             words * trip_count * max(saved_pj, 0.0)
@@ -580,7 +581,7 @@ class Nests:
             words * accesses_per_elem(outer, bits),
             words * accesses_per_elem(level, bits),
         )
-        cycles = (outer_accesses / outer.bandwidth + level_accesses / level.bandwidth) * (
+        cycles = (outer_accesses / outer.rates()[0] + level_accesses / level.rates()[0]) * (
             1 if self.arch.overlap == "free" else 2
         )
         pj = (

@@ -64,7 +64,7 @@ MAX_ABOVE_BOUND = 6  # plans priced above their lower bounds, after which the se
 def searchable(arch: Arch, level: Level) -> bool:
     """True if the bounds of this module hold at a level: no level outside of it is cheaper."""
     outside = arch.levels[: arch.levels.index(level)]
-    level_pj = max(level.read_pj, level.write_pj) + most_leak_pj(arch) / level.bandwidth
+    level_pj = max(level.read_pj, level.write_pj) + most_leak_pj(arch) / level.rates()[0]
     outer_pj = min(min(one.read_pj, one.write_pj) / one.width_bits for one in outside)
     return not arch.levels[0].bypass and not arch.models_layout() and outer_pj >= level_pj / level.width_bits
 
