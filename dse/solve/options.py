@@ -4,7 +4,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -174,7 +174,21 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
-    def refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
+    def refusals(self, having: Mapping[str, Sequence[object]]) -> Iterator[str]:
+        """Yields why these options do not go with each feature of a machine, with the fix; "": they do.
+
+        having: by feature (of COUNTED_BY) what has it: names of memories or of computes, rules of the machine
+        """
+        features = {key for key, found in having.items() if found} | ({"rules"} if self.mapping else set())
+        for key in REFUSED:
+            if having.get(key):
+                yield self._refused(key, [str(name) for name in having[key]], features)
+        if having.get("units"):
+            yield self.units_refused([str(name) for name in having["units"]], features)
+        if "rules" in features:
+            yield self.rules_refused(bool(having.get("rules")), features)
+
+    def _refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
         """Returns why these options do not go with memories that have this key (of REFUSED), with the fix;
         "": they do. memories: names of those that have it, at least one; features: all of the machine.
         """

@@ -193,26 +193,11 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     `solver.mapping`) not be obeyed: by these options, on a machine that prices layouts, or where a rule of
     the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
-    features = _features(arch, options)
-    if widths := arch.with_widths():
-        refused = (
-            options.refused("bits", widths, features),
-            *(compressed_width(e, arch) for e in workload.einsums),
-        )
-        if line := next(filter(None, refused), ""):
-            raise ValueError(line)
-    for key, memories in (
-        ("ports", arch.with_ports()),
-        ("latency_ns", arch.with_latency()),
-        ("along", arch.with_sharing()),
-    ):
-        if memories and (line := options.refused(key, memories, features)):
-            raise ValueError(line)
-    if arch.units:
-        if line := options.units_refused([one.compute.name.lower() for one in arch.units], features):
-            raise ValueError(line)
-        for e in workload.einsums:
-            computes(e, arch)
+    of_widths = (compressed_width(e, arch) for e in workload.einsums if arch.with_widths())
+    if line := next(filter(None, (*options.refusals(_features(arch, options)), *of_widths)), ""):
+        raise ValueError(line)
+    for e in workload.einsums:
+        computes(e, arch)
     if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
         named = f"{results[0].output.tensor} of {results[0].name}"
         raise ValueError(
@@ -221,8 +206,6 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         )
     if not arch.mapping and not options.mapping:
         return
-    if line := options.rules_refused(bool(arch.mapping), features):
-        raise ValueError(line)
     if arch.models_layout():
         raise ValueError(
             f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
@@ -256,18 +239,17 @@ def is_taken(arch: Arch, workload: Workload, options: SolverOptions) -> bool:
     return True
 
 
-def _features(arch: Arch, options: SolverOptions) -> set[str]:
-    """Returns what of a machine and of rules not all schedules count (keys of `options.COUNTED_BY`)."""
-    having = {
+def _features(arch: Arch, options: SolverOptions) -> dict[str, Sequence[object]]:
+    """Returns what of a machine and of rules not all schedules count, by feature (`options.COUNTED_BY`)."""
+    return {
         "bits": arch.with_widths(),
         "ports": arch.with_ports(),
         "latency_ns": arch.with_latency(),
         "along": arch.with_sharing(),
-        "units": arch.units,
-        "rules": (*arch.mapping, *options.mapping),
-        "no nodes": not has_nodes(arch) or _rules_outside(arch, options),
+        "units": [one.compute.name.lower() for one in arch.units],
+        "rules": arch.mapping,
+        "no nodes": _rules_outside(arch, options) if has_nodes(arch) else [arch.name],
     }
-    return {key for key, found in having.items() if found}
 
 
 def _inside_nodes(arch: Arch) -> list[str]:

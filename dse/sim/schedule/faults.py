@@ -303,14 +303,12 @@ def _port_faults(arch: Arch, schedule: Schedule) -> Iterator[str]:
     """Yields what is timed only at ports that serve all tensors, in both directions at one rate."""
     in_part = any(one.share != 1 or one.later_shares for one in schedule.retained)
     at_once = any(one.pipelined for one in schedule.segments)
-    if arch.with_ports() and (
-        in_part or at_once or schedule.fills_ahead or schedule.weights == "pinned"
-    ):
+    if arch.with_ports() and (in_part or at_once or schedule.fills_ahead or schedule.weights == "pinned"):
         yield (
             "pipelines, pinned weights, fills ahead and tensors retained in part are not timed at ports that "
             f"serve some tensors, nor with writes apart from reads; {arch.name} has "
-            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: fuse or retain whole, or take ports: "
-            "shared and no write_bandwidth and writes_per_cycle"
+            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, fuse "
+            "or retain whole, or take ports: shared and no write_bandwidth and writes_per_cycle"
         )
 
 
