@@ -254,8 +254,11 @@ def test_given_schedules_and_shared_tiles_are_refused(tmp_path: Path) -> None:
     assert line.startswith("mapping of C: share GLB C: parts that PEs pass round")
     workload, path = "mlp_s:batch=4", tmp_path / "npu.yaml"
     path.write_text(re.sub(r",\n   ports: .*\}\]", "", NPU))
-    (tmp_path / "plan.txt").write_text(dse.map(workload, str(path), **{"solver.schedule": "fused"}).schedule)
+    fused = dse.map(workload, str(path), **{"solver.schedule": "fused"}).schedule
     path.write_text(NPU)
+    (tmp_path / "plan.txt").write_text(fused)
+    assert api.simulate(workload, str(path), tmp_path / "plan.txt").latency_cycles > 0
+    (tmp_path / "plan.txt").write_text(f"weights pinned\n{fused}")
     with pytest.raises(ValueError, match=r"npu has gbuf.ports: map its einsums one by one") as found:
         api.simulate(workload, str(path), tmp_path / "plan.txt")
     assert "\n" not in str(found.value)

@@ -601,9 +601,9 @@ def _reservation(
 
 def may_retain(g: Graph, e: Einsum, tensors: Collection[str], v: int) -> bool:
     """True if level v of `g.levels` may keep tensors of an einsum whole, by its roles and by rules."""
-    level = g.levels[v]
     return all(
-        role(e, t) in level.may_keep and g.nests.may_hold(e, t, level, at_outer=False) for t in tensors
+        role(e, t) in g.levels[v].may_keep and g.nests.may_hold(e, t, g.levels[v], at_outer=False)
+        for t in tensors
     )
 
 
@@ -765,12 +765,13 @@ def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tup
 
     cutoff: plans that cost more are left out
     """
+    dims = dict(array.dims)
     for split in splits(g.workload, m, array):
-        if not all(_may_split(g, m, j, split) for j in range(len(split.einsums))):
+        if not all(_may_split(g, m, j, split, dims) for j in range(len(split.einsums))):
             continue
         if split.cores not in g.cores:
             nests = g.nests.on(one_core(g.arch, split.cores))
-            nests.limits = {name: _of_core(own, split.cores) for name, own in g.nests.limits.items()}
+            nests.limits = {name: _of_core(own, split.cores, dims) for name, own in g.nests.limits.items()}
             g.cores[split.cores] = Core(nests)
         core = g.cores[split.cores]
         # what adds up over cores, in the unit of `Nest.lower_bound`
@@ -790,10 +791,12 @@ def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tup
                 )
 
 
-def _may_split(g: Graph, m: Members, j: int, split: Split) -> bool:
-    """True if rules take the loops of a split over cores for an einsum of a segment, and no others there."""
-    e, dims = g.workload.einsums[m.first + j], dict(g.array.dims) if g.array else {}
-    left, trips = e.sizes(), dict[tuple[str, str], int]()
+def _may_split(g: Graph, m: Members, j: int, split: Split, dims: Collection[str]) -> bool:
+    """True if the loops of a split keep the rules over the array of cores (its `dims`), for an einsum of a
+    segment.
+    """
+    e, trips = g.workload.einsums[m.first + j], dict[tuple[str, str], int]()
+    left = e.sizes()
     for axis, tile, dim in split.loops:
         trips[dim, axis[j]] = -(-left[axis[j]] // tile)
         left[axis[j]] = tile
@@ -804,9 +807,15 @@ def _may_split(g: Graph, m: Members, j: int, split: Split) -> bool:
     )
 
 
-def _of_core(limits: Sequence[Limit], cores: int) -> tuple[Limit, ...]:
-    """Returns the limits of the part of an einsum that one of so many cores has."""
-    return tuple(replace(one, least=-(-one.least // cores)) if one.kind == "pes" else one for one in limits)
+def _of_core(limits: Sequence[Limit], cores: int, dims: Collection[str]) -> tuple[Limit, ...]:
+    """Returns the limits of the part of an einsum that one of so many cores has. dims: of the array of cores,
+    over which `_may_split` keeps them
+    """
+    return tuple(
+        replace(one, least=-(-one.least // cores)) if one.kind == "pes" else one
+        for one in limits
+        if one.at not in dims
+    )
 
 
 def _split_segment(s: FusedSegment, plan: Plan, split: Split, outer: str) -> Segment:
