@@ -170,6 +170,4 @@ def test_segments_are_split_as_rules_allow(
     arch, limits = cores(tmp_path), read_rules(rules)
     found = fused.fused(arch, PRODUCTS, "energy", "perfect", lambda e: ruled(FREE, limits, e, arch))
     assert isinstance(found, Solution)
-    assert isinstance(found.schedule, Schedule)
-    assert found.schedule.is_unfused() != is_split
-    assert is_split or found.saved == 0.0
+    assert bool(found.schedule and not found.schedule.is_unfused()) == is_split

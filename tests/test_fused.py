@@ -35,7 +35,9 @@ from tests.amount import amount, full_only, some
 from tests.fusions import (
     laid_case,
     networked_case,
+    ported_case,
     random_case,
+    ruled_case,
     sparse_case,
     unlike,
     widened_case,
@@ -90,6 +92,20 @@ def test_no_schedule_on_a_machine_of_several_widths_is_cheaper(seed: int) -> Non
 @pytest.mark.parametrize("seed", some([3, 12, 17, 21], 0, 2, 3))
 def test_no_schedule_on_a_machine_that_prices_hops_is_cheaper(seed: int) -> None:
     assert unlike(seed, *networked_case(seed, "buffered" if seed % 4 == 3 else "free")) == []
+
+
+@pytest.mark.parametrize("seed", some([9, 10, 22, 28, 63], 0, 1, 2))
+def test_no_schedule_that_keeps_rules_is_cheaper(seed: int) -> None:
+    """9: a tensor may not be shared; 10: shared loops are trips of main memory; 22, 28: tiles that smaller
+    shared ones alone keep; 63: a retained tensor is one tile.
+    """
+    assert unlike(seed, *ruled_case(seed, "buffered" if seed % 4 == 3 else "free")) == []
+
+
+@pytest.mark.parametrize("seed", some([24, 38], 0, 1))
+def test_no_schedule_at_ports_that_serve_some_tensors_is_cheaper(seed: int) -> None:
+    """24, 38: moves that a bound takes off are as long as at the slowest port."""
+    assert unlike(seed, *ported_case(seed)) == []
 
 
 def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
