@@ -162,15 +162,16 @@ class Nests:
 
     def _limits(self, e: Einsum, place: Place) -> tuple[Limit, ...]:
         """Returns the limits of the nest of an einsum at a place. Shared loops are trips of the outermost
-        level, which leave fewer to the nest; tiles of tensors that others bring in are limited where these
-        stand (`may_hold`).
+        level, which leave fewer to the nest; where tensors stand that others bring in, and in which tiles, is
+        limited there (`may_hold`).
         """
         own, sizes, found = self.limits.get(e.name, ()), e.sizes(), list[Limit]()
         shared = {rank: -(-sizes[rank] // tile) for rank, tile in place.loops}
+        homes, order = place.homes(), self.arch.level_index()
         for one in own:
             if place.relaxed and self._moves(one):
                 continue
-            if one.kind == "tile" and one.at == place.level and one.name in place.homes():
+            if one.kind in ("keep", "tile") and one.name in homes and order[one.at] <= order[place.level]:
                 continue
             if one.kind == "temporal" and one.at == self.arch.levels[0].name:
                 n = shared.get(one.name, 1)
