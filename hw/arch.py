@@ -831,6 +831,23 @@ class Level:
             tensor_role in one.serves(action) for one in self.ports
         )
 
+    def rates(self) -> tuple[float, float]:
+        """Returns accesses per cycle: at least, of any action at its port; at most, of all ports together."""
+        if isinstance(self.ports, str):
+            return self.bandwidth, self.bandwidth * (2 if self.ports == "separate" else 1)
+        served = [
+            [
+                n
+                for n, of in (
+                    (one.read_times, (*one.read, *one.drain)),
+                    (one.write_times, (*one.write, *one.fill)),
+                )
+                if of
+            ]
+            for one in self.ports
+        ]
+        return self.bandwidth * min(map(min, served)), self.bandwidth * sum(map(max, served))
+
 
 @dataclass(frozen=True, slots=True)
 class Fanout:

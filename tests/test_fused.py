@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
+from math import inf
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -14,28 +15,30 @@ from types import SimpleNamespace
 import pytest
 
 import dse
-from dse.mapping.constraints import FREE, minimal_mapping
+from dse.mapping.constraints import FREE, Limit, minimal_mapping, ruled
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, parse_schedule
 from dse.mapping.searched import excluding_features
 from dse.mapping.trips import trips
 from dse.sim.einsum.evaluate import Solution, objective_value
-from dse.sim.schedule.faults import faults
+from dse.sim.schedule.faults import broken_rules, faults
 from dse.sim.schedule.graph import UNTIMED, evaluate
 from dse.solve import solve
 from dse.solve.layouts.layouts import Layouts
 from dse.solve.options import SolverOptions
 from dse.solve.schedules import fused
 from dse.solve.schedules.fusible_segments import segments
-from dse.solve.schedules.nests import Nests
+from dse.solve.schedules.nests import Nests, Place
 from hw import machine
-from hw.arch import Arch, Compute, Level
+from hw.arch import Arch, Compute, Level, read_rules
 from tests import by_hand
 from tests.amount import amount, full_only, some
 from tests.fusions import (
     laid_case,
     networked_case,
+    ported_case,
     random_case,
+    ruled_case,
     sparse_case,
     unlike,
     widened_case,
@@ -90,6 +93,20 @@ def test_no_schedule_on_a_machine_of_several_widths_is_cheaper(seed: int) -> Non
 @pytest.mark.parametrize("seed", some([3, 12, 17, 21], 0, 2, 3))
 def test_no_schedule_on_a_machine_that_prices_hops_is_cheaper(seed: int) -> None:
     assert unlike(seed, *networked_case(seed, "buffered" if seed % 4 == 3 else "free")) == []
+
+
+@pytest.mark.parametrize("seed", some([9, 10, 22, 28, 63], 0, 1, 2))
+def test_no_schedule_that_keeps_rules_is_cheaper(seed: int) -> None:
+    """9: a tensor may not be shared; 10: shared loops are trips of main memory; 22, 28: tiles that smaller
+    shared ones alone keep; 63: a retained tensor is one tile.
+    """
+    assert unlike(seed, *ruled_case(seed, "buffered" if seed % 4 == 3 else "free")) == []
+
+
+@pytest.mark.parametrize("seed", some([24, 38], 0, 1))
+def test_no_schedule_at_ports_that_serve_some_tensors_is_cheaper(seed: int) -> None:
+    """24, 38: moves that a bound takes off are as long as at the slowest port."""
+    assert unlike(seed, *ported_case(seed)) == []
 
 
 def test_no_schedule_of_a_compressed_matrix_is_cheaper() -> None:
@@ -478,3 +495,106 @@ def test_labels_on_both_sides_of_an_einsum_agree() -> None:
                 if (x and x is y) or (x and not y and x.last == i) or (y and not x and y.first == i)
             ]
             assert fused._agreeing_labels(i, left, right) == agreeing  # type: ignore[arg-type]
+
+
+SHARED = parse_schedule("""segment
+  store DRAM T0
+  store GLB T0
+  for m tile 2
+    store GLB T1
+    einsum MM0
+      store DRAM W0
+      for m tile 1
+        for n0 tile 1
+          for n1 tile 1
+            mac
+    einsum MM1
+      store DRAM W1 T2
+      for m tile 1
+        for n1 tile 1
+          for n2 tile 1
+            mac
+""")
+RETAINED = parse_schedule("""retain GLB T1 1
+segment
+  einsum MM0
+    store DRAM T1
+    store GLB T1
+    store DRAM T0 W0
+    for m tile 1
+      for n0 tile 1
+        for n1 tile 1
+          mac
+segment
+  einsum MM1
+    store DRAM T1
+    store GLB T1
+    store DRAM W1 T2
+    for m tile 1
+      for n1 tile 1
+        for n2 tile 1
+          mac
+""")
+
+
+@pytest.mark.parametrize(
+    ("plan", "rule", "names"),
+    [
+        (SHARED, {"at": "dram", "factors": {"m": 4}}, []),  # the shared loop
+        (SHARED, {"at": "dram", "factors": {"m": "<= 3"}}, ["MM0", "MM1"]),
+        (SHARED, {"at": "glb", "factors": {"m": 2}}, []),  # tiles of T1 are cut below it
+        (SHARED, {"at": "glb", "factors": {"m": 1}}, ["MM0", "MM1"]),
+        (SHARED, {"at": "glb", "tile": {"T0": 31, "T1": 8}}, ["MM0"]),  # 8 x 4 above the loop, 2 x 4 below
+        (SHARED, {"at": "glb", "tile": {"T0": 32, "T1": 7}}, ["MM0", "MM1"]),
+        (SHARED, {"at": "glb", "tile": {"T0": 32, "T1": 8}}, []),
+        (SHARED, {"at": "glb", "bypass": ["T1"], "einsums": ["MM1"]}, ["MM1"]),
+        (SHARED, {"at": "dram", "keep": ["T0"]}, []),
+        (SHARED, {"at": "dram", "keep": ["T1"]}, ["MM0", "MM1"]),
+        (RETAINED, {"at": "dram", "keep": ["T1"]}, ["MM0", "MM1"]),
+        (RETAINED, {"at": "glb", "factors": {"m": 8}}, []),
+        (RETAINED, {"at": "glb", "tile": {"T1": 31}}, ["MM0", "MM1"]),
+    ],
+)
+def test_rules_that_a_given_schedule_breaks_are_named(
+    plan: Schedule, rule: dict[str, object], names: list[str]
+) -> None:
+    limits, workload = read_rules([rule]), chain(2, 8, 4)
+    assert faults(A2S, workload, plan) == []
+    lines, unchecked = broken_rules(A2S, workload, plan, lambda e, arch: ruled(FREE, limits, e, arch))
+    assert [line.partition(":")[0] for line in lines] == names
+    assert unchecked == []
+
+
+@pytest.mark.parametrize("room", [24, 48])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"at": "dram", "keep": ["T1"]},
+        {"at": "glb", "keep": ["W1"], "bypass": ["T0"]},
+        {"at": "glb", "tile": {"T1": 4}},
+        {"at": "glb", "tile": {"W0": 8, "W1": 8}},
+        {"at": "dram", "factors": {"m": "<= 2"}},
+    ],
+)
+def test_answers_keep_rules(room: int, rule: dict[str, object]) -> None:
+    """24: einsums share loops; 48: T1 is retained. Whatever the rule, it costs no less than without."""
+    limits, workload = read_rules([rule]), chain(2, 8, 4)
+    arch = replace(A2S, levels=(A2S.levels[0], replace(A2S.levels[1], capacity_bits=8 * room)))
+    free, found = (
+        fused.fused(arch, workload, "energy", "perfect", own)
+        for own in (lambda _: FREE, lambda e: ruled(FREE, limits, e, arch))
+    )
+    assert isinstance(free, Solution)
+    assert isinstance(found, Solution)
+    assert found.energy_pj >= free.energy_pj
+    assert found.space
+    assert found.space.mappings[0].rules
+    assert found.gap_to_bound >= 0
+
+
+def test_equal_einsums_under_other_limits_are_mapped_apart() -> None:
+    """As trips of different einsums may be, of which rules name one."""
+    a, b = (einsum("C[m,n] += A[m,k] * B[k,n]", dict.fromkeys("mnk", 4), name) for name in "ab")
+    none = tuple(Limit("spatial", dim, rank, 1, 1, "") for dim in "XY" for rank in "mnk")
+    nests = Nests(A2S, "latency", "perfect", lambda _: FREE, 0.0, limits={"b": none})
+    assert nests.best(a, Place(), inf).cost < nests.best(b, Place(), inf).cost < inf

@@ -229,9 +229,9 @@ def test_a_study_has_the_costs_of_each_machine_by_itself(tmp_path: Path) -> None
         assert (one.energy_pj, one.latency_cycles) == (row["energy_pj"], row["latency_cycles"])
     slow, fast = (sum(row["latency_cycles"] for row in rows if row["rate"] == rate) for rate in (1, 8))
     assert slow > fast
-    (tmp_path / "b.yaml").write_text(STUDY + "solver: {schedule: fused}\n")
+    (tmp_path / "b.yaml").write_text(STUDY + "solver: {schedule: residency}\n")
     with pytest.raises(
-        studies.StudyError, match=r"solver.schedule = fused does not time ports .*dram.ports, gbuf"
+        studies.StudyError, match=r"solver.schedule = residency does not time ports .*dram.ports, gbuf"
     ):
         studies.load(tmp_path / "b.yaml")
 
@@ -242,7 +242,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
             lambda at, name=name: dse.map("mlp_s:batch=4", str(at), **{"solver.schedule": name}),  # type: ignore[misc]
             rf"solver.schedule = {name} does not time ports .*\(gbuf.ports\).*--set gbuf.ports=shared",
         )
-        for name in ("fused", "pipelined", "best", "residency", "gogeta")
+        for name in ("pipelined", "residency", "gogeta")
     },
     "tiling": (lambda at: dse.map("mlp_s:batch=4", str(at), **{"solver.tiling": "smaug"}), "tiling = smaug"),
     "sharing": (
@@ -268,8 +268,11 @@ def test_given_schedules_and_shared_tiles_are_refused(tmp_path: Path) -> None:
     assert line.startswith("mapping of C: share GLB C: parts that PEs pass round")
     workload, path = "mlp_s:batch=4", tmp_path / "npu.yaml"
     path.write_text(re.sub(r",\n   ports: .*\}\]", "", NPU))
-    (tmp_path / "plan.txt").write_text(dse.map(workload, str(path), **{"solver.schedule": "fused"}).schedule)
+    fused = dse.map(workload, str(path), **{"solver.schedule": "fused"}).schedule
     path.write_text(NPU)
+    (tmp_path / "plan.txt").write_text(fused)
+    assert api.simulate(workload, str(path), tmp_path / "plan.txt").latency_cycles > 0
+    (tmp_path / "plan.txt").write_text(f"weights pinned\n{fused}")
     with pytest.raises(ValueError, match=r"npu has gbuf.ports: map its einsums one by one") as found:
         api.simulate(workload, str(path), tmp_path / "plan.txt")
     assert "\n" not in str(found.value)

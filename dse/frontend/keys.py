@@ -172,8 +172,8 @@ SOLVER: Meanings = {
     ),
     "mapping": (
         "",
-        "of the mapper optimal, schedules unfused, pipelined and kapla (rules inside of a node's array): "
-        "rules that mappings keep, as in a machine file "
+        "of the mapper optimal, schedules unfused, fused and best, pipelined and kapla (rules inside of a "
+        "node's array): rules that mappings keep, as in a machine file "
         "(mapping[].at and the keys after it), beside the machine's own",
     ),
     "gap": (

@@ -4,7 +4,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -65,7 +65,7 @@ REFUSED = {
         without_widths,
     ),
     "ports": Refusal(
-        ("unfused",),
+        ("unfused", "fused", "best"),
         (),
         "does not time ports that serve some tensors, nor writes apart from reads",
         "the ports",
@@ -88,7 +88,7 @@ REFUSED = {
 COUNTED_BY: dict[str, tuple[str, ...]] = {
     **{key: one.schedules for key, one in REFUSED.items()},
     "units": ("unfused",),
-    "rules": ("unfused", *PIPELINED_SCHEDULES),
+    "rules": ("unfused", "fused", "best", *PIPELINED_SCHEDULES),
     "lockstep": ("unfused",),
     "no nodes": (
         "unfused",
@@ -105,7 +105,9 @@ def who_counts(features: Collection[str]) -> str:
     possible = [name for name in ("unfused", "fused", "pipelined") if _all_count(features, name)]
     who = "the mapper optimal does" if {"rules", "along"} & {*features} else "mappers do"
     kapla = " and KAPLA's" * _all_count(features, "kapla")
-    return f"{who}, for {' and '.join(possible)} schedules{kapla}"
+    return (
+        f"{who}, for {', '.join(possible[:-1])}{' and ' * (len(possible) > 1)}{possible[-1]} schedules{kapla}"
+    )
 
 
 def _all_count(features: Collection[str], schedule: str) -> bool:
@@ -126,8 +128,8 @@ class SolverOptions:
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
-    # mapper optimal, schedule unfused; rules inside of a node also with PIPELINED_SCHEDULES: rules for
-    # mappings, beside the machine's own
+    # mapper optimal, schedules unfused, fused and best; rules inside of a node also with PIPELINED_SCHEDULES:
+    # rules for mappings, beside the machine's own
     mapping: Annotated[Rules, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = ()
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
     # Schedules unfused and fused, in studies: machines share mappings (those of one family, `Arch.family`) or
@@ -173,7 +175,21 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
-    def refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
+    def refusals(self, having: Mapping[str, Sequence[object]]) -> Iterator[str]:
+        """Yields why these options do not go with each feature of a machine, with the fix; "": they do.
+
+        having: by feature (of COUNTED_BY) what has it: names of memories or of computes, rules of the machine
+        """
+        features = {key for key, found in having.items() if found} | ({"rules"} if self.mapping else set())
+        for key in REFUSED:
+            if having.get(key):
+                yield self._refused(key, [str(name) for name in having[key]], features)
+        if having.get("units"):
+            yield self.units_refused([str(name) for name in having["units"]], features)
+        if "rules" in features:
+            yield self.rules_refused(bool(having.get("rules")), features)
+
+    def _refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
         """Returns why these options do not go with memories that have this key (of REFUSED), with the fix;
         "": they do. memories: names of those that have it, at least one; features: all of the machine.
         """
@@ -231,7 +247,7 @@ class SolverOptions:
         """
         key = "solver.mapping" if self.mapping else "mapping" if rules_of_machine else ""
         taken: dict[str, Sequence[object]] = {
-            "schedule": ("unfused", *PIPELINED_SCHEDULES),
+            "schedule": COUNTED_BY["rules"],
             "mapper": ("optimal",),
             "tiling": ("mapper",),
             "layout": ("row_major",),

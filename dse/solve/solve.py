@@ -195,29 +195,16 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
     features = _features(arch, options)
-    if widths := arch.with_widths():
-        refused = (
-            options.refused("bits", widths, features),
-            *(compressed_width(e, arch) for e in workload.einsums),
-        )
-        if line := next(filter(None, refused), ""):
-            raise ValueError(line)
-    for key, memories in (
-        ("ports", arch.with_ports()),
-        ("latency_ns", arch.with_latency()),
-        ("along", arch.with_sharing()),
-    ):
-        if memories and (line := options.refused(key, memories, features)):
-            raise ValueError(line)
+    of_widths = (compressed_width(e, arch) for e in workload.einsums if arch.with_widths())
+    if line := next(filter(None, (*options.refusals(features), *of_widths)), ""):
+        raise ValueError(line)
     for one in (one for one in (arch, *arch.units) if one.compute.lockstep):
         stepped = [own.tensor for e in workload.einsums for p in e.tensors() if (own := in_step(p, e))]
-        if stepped and (line := options.lockstep_refused(one.compute.name.lower(), stepped[0], features)):
+        having = {key for key, found in features.items() if found}
+        if stepped and (line := options.lockstep_refused(one.compute.name.lower(), stepped[0], having)):
             raise ValueError(line)
-    if arch.units:
-        if line := options.units_refused([one.compute.name.lower() for one in arch.units], features):
-            raise ValueError(line)
-        for e in workload.einsums:
-            computes(e, arch)
+    for e in workload.einsums:
+        computes(e, arch)
     if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
         named = f"{results[0].output.tensor} of {results[0].name}"
         raise ValueError(
@@ -226,8 +213,6 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         )
     if not arch.mapping and not options.mapping:
         return
-    if line := options.rules_refused(bool(arch.mapping), features):
-        raise ValueError(line)
     if arch.models_layout():
         raise ValueError(
             f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
@@ -236,7 +221,7 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     placed = [
         key for rule in (*arch.mapping, *options.mapping) for key in ("order", "inside") if getattr(rule, key)
     ]
-    if options.schedule != "unfused" and placed:
+    if options.schedule not in ("unfused", "best") and placed:
         raise ValueError(
             f"solver.schedule = {options.schedule} does not obey rules for where loops stand "
             f"(mapping[].{placed[0]}): schedule unfused does; leave one of both out"
@@ -269,19 +254,18 @@ def is_taken(arch: Arch, workload: Workload, options: SolverOptions) -> bool:
     return True
 
 
-def _features(arch: Arch, options: SolverOptions) -> set[str]:
-    """Returns what of a machine and of rules not all schedules count (keys of `options.COUNTED_BY`)."""
-    having = {
+def _features(arch: Arch, options: SolverOptions) -> dict[str, Sequence[object]]:
+    """Returns what of a machine and of rules not all schedules count, by feature (`options.COUNTED_BY`)."""
+    return {
         "bits": arch.with_widths(),
         "ports": arch.with_ports(),
         "latency_ns": arch.with_latency(),
         "along": arch.with_sharing(),
-        "units": arch.units,
-        "lockstep": any(one.compute.lockstep for one in (arch, *arch.units)),
-        "rules": (*arch.mapping, *options.mapping),
-        "no nodes": not has_nodes(arch) or _rules_outside(arch, options),
+        "units": [one.compute.name.lower() for one in arch.units],
+        "lockstep": [one.compute.name for one in (arch, *arch.units) if one.compute.lockstep],
+        "rules": arch.mapping,
+        "no nodes": _rules_outside(arch, options) if has_nodes(arch) else [arch.name],
     }
-    return {key for key, found in having.items() if found}
 
 
 def _inside_nodes(arch: Arch) -> list[str]:
@@ -557,7 +541,8 @@ def _search_schedule(
         found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
         if isinstance(found, Infeasible):
             return found
-        return [found if options.sharing_gap else _best_or_gogeta(arch, workload, options, found)]
+        alone = options.sharing_gap or arch.mapping or options.mapping  # GOGETA's schedules obey no rules
+        return [found if alone else _best_or_gogeta(arch, workload, options, found)]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
             options.single_objective,
@@ -613,6 +598,8 @@ def _best(
         own_options = [replace(options, schedule="fused")]
     else:
         own_options = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
+        if arch.mapping or options.mapping:
+            own_options = [own for own in own_options if is_taken(arch, workload, own)]
         own_options.append(replace(options, schedule="unfused"))
     proving = [own for own in reversed(own_options) if own.schedule in WITH_BOUND]
     others = [own for own in own_options if own.schedule not in WITH_BOUND]

@@ -288,8 +288,6 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
             "leave out solver.schedule, mapper, tiling, layout and factors: imperfect, or take "
             "the objective energy, latency or edp"
         )
-    if line := options.rules_refused(rules_of_machine=False):
-        faults.add(line)
     is_pipelined = options.schedule in PIPELINED_SCHEDULES
     needs_optimal = options.schedule in ("best", "fused") or is_pipelined
     if options.schedule != "unfused" and (

@@ -116,7 +116,7 @@ def load(
             faults.add(line)
         varied = {axis.key for axis in space.axes}
         memories = [node for node in space.template.nodes if isinstance(node, Memory)]
-        special = {
+        special: dict[str, Sequence[object]] = {
             "bits": [one.name for one in memories if one.bits],
             "ports": [
                 one.name
@@ -129,18 +129,13 @@ def load(
                 one.name for one in memories if one.latency_ns or f"{one.name}.latency_ns" in varied
             ],
             "along": [one.name for one in memories if one.along],
+            "units": [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
+            if has_units(space.template.nodes)
+            else [],
+            "rules": space.template.mapping,
         }
-        rules, several = space.template.mapping or solver.mapping, has_units(space.template.nodes)
-        features = [key for key, having in (special | {"rules": rules, "units": several}).items() if having]
-        if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True, features)):
+        for line in filter(None, solver.refusals(special)):
             faults.add(line)
-        for key, having in special.items():
-            if having and (line := solver.refused(key, having, features)):
-                faults.add(line)
-        if several:
-            units = [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
-            if line := solver.units_refused(units, features):
-                faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
                 f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from dse.mapping.constraints import Constraints, Limit, violations
@@ -23,6 +24,42 @@ def broken(c: Constraints, mapping: Mapping, e: Einsum, arch: Arch) -> list[str]
         *violations(c, mapping),
         *(line for limit in c.limits for line in _breaks(limit, mapping, e, arch)),
     ]
+
+
+def broken_below(
+    c: Constraints, shared: Sequence[Loop | Store], own: Mapping, e: Einsum, arch: Arch
+) -> list[str]:
+    """Returns the lines of `broken` of an einsum that shares loops and storage nodes with others.
+
+    A shared loop counts as one of the outermost level, wherever shared nodes stand; a tensor stands where it
+    has a shared node or one of the nest, and its tile in a shared node is the one below the loops above it.
+
+    shared: loops and nodes of its tensors above the fork, in its names; own: its nest below them
+    """
+    loops = [node for node in shared if isinstance(node, Loop)]
+    stores = [node for node in shared if isinstance(node, Store)]
+    shared_tiles = [
+        (limit, at)
+        for limit in c.limits
+        if limit.kind == "tile"
+        for at, node in enumerate(shared)
+        if node == Store(limit.at, limit.name)
+    ]
+    others = tuple(limit for limit in c.limits if all(limit is not one for one, _ in shared_tiles))
+    nest = replace(own, nodes=(*loops, *stores, *own.nodes), fork=0)
+    return [
+        *broken(replace(c, limits=others), nest, e, arch),
+        *(
+            line
+            for limit, at in shared_tiles
+            for line in _breaks(limit, Mapping(_up_to(shared, at)), e, arch)
+        ),
+    ]
+
+
+def _up_to(shared: Sequence[Loop | Store], at: int) -> tuple[Loop | Store, ...]:
+    """Returns the node at a position below the loops above it alone."""
+    return (*(node for node in shared[:at] if isinstance(node, Loop)), shared[at])
 
 
 def _breaks(limit: Limit, mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:

@@ -105,7 +105,8 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     is_split = array and any(any(splits(workload, pair, array)) for pair in pairs)
     if fusing_levels(arch) or is_split:
         yield "fused"
-    if arch.narrows_or_widens():  # the other solvers count elements of one width
+    # the other solvers count elements of one width, at ports that serve all
+    if arch.narrows_or_widens() or arch.with_ports():
         return
     if has_nodes(arch) and not arch.models_layout():
         yield "pipelined"

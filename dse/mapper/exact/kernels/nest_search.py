@@ -323,12 +323,12 @@ def trips_allowed(d: int, complete: bool, e: Einsum, p: Pool, m: Machine, rules:
         for v in range(m.capacity.shape[0] if rules.limited[r] else 0):
             trips, position = 1, m.position[m.capacity.shape[0]]
             for j in range(d if complete else d + 1):
-                if level_of_loops(j, r, e, w) == v:
+                if level_of_loops(j, r, e, m, w) == v:
                     trips *= p.size[w.node_tile[j, r]] // p.size[w.inner_tile[j, r]]
                     for k in range(position, w.nodes[w.node[j], POSITION], -1):
                         trips *= trips_inside(w.entry_tile[k, r], p)
                 position = w.nodes[w.node[j], POSITION]
-            if complete and v == 0:
+            if complete and level_of_loops(d, r, e, m, w) == v:
                 trips *= p.size[p.largest_tile[w.inner_tile[d, r]]] // p.size[w.inner_tile[d, r]]
                 for k in range(position, 0, -1):
                     trips *= trips_inside(w.entry_tile[k, r], p)
@@ -432,13 +432,18 @@ def has_order(gap: int, rules: Rules, w: Work) -> bool:
 
 
 @njit_no_alloc
-def level_of_loops(j: int, r: int, e: Einsum, w: Work) -> int:
+def level_of_loops(j: int, r: int, e: Einsum, m: Machine, w: Work) -> int:
     """The level of the temporal loops over rank r that stand directly below the node placed after j others:
-    the innermost level of all nodes above of tensors that have the rank; 0 where there is none.
+    the innermost level of all nodes above of tensors that have the rank; 0 where there is none. A tensor that
+    the schedule holds (Machine.uses_capacity 0) stands above all loops, wherever its node is placed.
     """
     level = 0
     for n in range(w.tally[NODE_COUNT]):
-        if not w.placed[j] >> n & 1 and w.nodes[n, TENSOR] >= 0 and e.has_rank[w.nodes[n, TENSOR], r]:
+        x = w.nodes[n, TENSOR]
+        if x < 0 or not e.has_rank[x, r]:
+            continue
+        is_above = w.nodes[n, PARENT] < 0 and m.uses_capacity[x, w.nodes[n, LEVEL]] == 0.0
+        if is_above or not w.placed[j] >> n & 1:
             level = max(level, w.nodes[n, LEVEL])
     return int(level)
 
