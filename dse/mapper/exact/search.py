@@ -408,8 +408,8 @@ def _search_factors(
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
     )
-    # where no tile overlaps another or is compressed: what PEs hold together is at most what all their memories
-    # hold, and a tile that is cut needs no more room twice than the whole
+    # where no tile overlaps another or is compressed: what PEs hold together is at most what all their
+    # memories hold, and a tile that is cut needs no more room twice than the whole
     is_counted, instances = (
         all(_serves(p, e) for p in e.tensors()),
         [prod(n for f in arch.fanouts if f.outside <= v for _, n in f.dims) for v in range(len(arch.levels))],

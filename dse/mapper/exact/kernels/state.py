@@ -184,7 +184,7 @@ class Terms(NamedTuple):
     # outer costs the tensors have: the sum of what their sets contribute.
     outer_code: Ints  # [N] what a set contributes
     outer_choices: Ints  # [., X] by code a set of each tensor that leads to it; empty: no costs are known
-    # [., X] by code the code, a lower one, without the innermost of those nodes of a tensor; -1: there is none
+    # [., X] by code the code (a lower one) without the innermost of those nodes of a tensor; -1: none
     outer_without: Ints
     serves: Bools  # [X] whether outer costs have what the outermost level serves (search.py, `_serves`)
     link_outer_pj: Floats  # [J, T] outer costs in `link_coef`
