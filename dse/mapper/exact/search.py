@@ -409,6 +409,12 @@ def _search_factors(
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
     )
+    # where no tile overlaps another or is compressed: what PEs hold together is at most what all their
+    # memories hold, and a tile that is cut needs no more room twice than the whole
+    is_counted, instances = (
+        all(_serves(p, e) for p in e.tensors()),
+        [prod(n for f in arch.fanouts if f.outside <= v for _, n in f.dims) for v in range(len(arch.levels))],
+    )
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     min_along, fills = _least_along(constraints, arch)
     limits_trips, limited, least_trips, most_trips = _temporal_limits(constraints, arch, tables.ranks)
@@ -444,13 +450,15 @@ def _search_factors(
     if not with_outer_bounds:
         work.tally[state.MIN_FOR_OUTER_BOUNDS] = np.iinfo(np.int64).max
     outer_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
-    # for `set_outer_bounds`: energy is the objective, no cycles count, each tile is stored once
+    # for `set_outer_bounds`: energy is the objective, no cycles count, inside of PEs each tile is stored once
     outer_machine = machine._replace(
-        capacity=np.where(machine.position[:-1] == 0, machine.capacity, inf),
+        capacity=np.where(
+            machine.position[:-1] == 0, machine.capacity, machine.capacity * instances if is_counted else inf
+        ),
         leak=np.zeros(machine_count),
         max_cycles=np.full(machine_count, inf),
         objective=state.ENERGY,
-        double_buffer=np.zeros(levels, np.bool_),
+        double_buffer=machine.double_buffer & (machine.position[:-1] == 0) & is_counted,
         most_bits=np.where(machine.position[:-1] == 0, machine.most_bits, inf),
     )
     outer_coef = np.zeros(terms.link_coef.shape)
@@ -462,6 +470,7 @@ def _search_factors(
         tables.pool,
         machine,
         terms._replace(link_coef=outer_coef),
+        tables.outer_pool,
         outer_machine,
         rules,
         outer_rules,
@@ -667,6 +676,7 @@ class Tables:
     choices: tuple[SpatialUnrollings, ...]  # spatial unrollings per rank
     einsum: state.Einsum
     pool: state.Pool
+    outer_pool: state.Pool  # with `stored` of its own, which `batch_search.set_outer_bounds` writes
     memo: state.Memo
     sinks: NDArray[np.bool_]  # [X, R] whether a tensor's node passes below a loop over the rank at no cost
 
@@ -795,7 +805,8 @@ def _tables(
     memo, tensor_names = _memo(rank_unrollings, arrays, boundary_count + 1), tuple(p.tensor for p in tensors)
     unreduced = sum(1 << g for g, group in enumerate(groups) if not group.reduce)
     pool = _pool(rank_unrollings, groups_outside, unreduced)
-    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, memo, sinks)
+    outer_pool = pool._replace(stored=pool.stored.copy())
+    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, outer_pool, memo, sinks)
 
 
 def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
@@ -845,6 +856,7 @@ def _pool(
         rank_start=first,
         span=span,
         size=np.concatenate([o.size for o in rank_unrollings]),
+        stored=np.concatenate([o.size for o in rank_unrollings]).astype(np.float64),
         # ranks by whose tiles nothing is gathered: the same in all columns of a mask (`gathered_mask`)
         pieces=np.concatenate(
             [np.tile(o.pieces, (1, columns // o.pieces.shape[1])) for o in rank_unrollings]
@@ -1359,7 +1371,7 @@ def _form(
     )
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
     serves = [_serves(p, e) for p in (*e.inputs, e.output)]
-    outer_code, outer_choices = _outer_codes(holder_sets, _outer_levels(groups), serves)
+    outer_code, outer_choices, outer_without = _outer_codes(holder_sets, _outer_levels(groups), serves)
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
         line_words=np.array([q.line_bits / bits[tensors[q.tensor]] for q in quantities]),
@@ -1374,6 +1386,7 @@ def _form(
         holder_sets=np.array([mask for masks in holder_sets for mask in masks], np.int64),
         outer_code=outer_code,
         outer_choices=outer_choices,
+        outer_without=outer_without,
         serves=np.array(serves),
         link_outer_pj=np.zeros((0, 0)),
         sum_outer_pj=np.zeros((0, 0)),
@@ -1445,22 +1458,37 @@ def _serves(p: Projection, e: Einsum) -> bool:
 
 def _outer_codes(
     holder_sets: Sequence[Sequence[int]], outer_levels: int, serves: Sequence[bool]
-) -> tuple[Ints, Ints]:
-    """`outer_code` and `outer_choices` of state.Terms. serves: per tensor."""
+) -> tuple[Ints, Ints, Ints]:
+    """`outer_code`, `outer_choices` and `outer_without` of state.Terms. serves: per tensor."""
     outer_mask = (1 << outer_levels) - 1
+
+    def counted(mask: int, served: bool) -> int:
+        # the levels of its nodes that count: those at outer levels, else the one that the outermost serves
+        inside = mask & ~outer_mask
+        return mask & outer_mask | (inside & -inside if served and mask & outer_mask == 1 else 0)
+
     outer = [
-        [(mask & outer_mask, served and mask & outer_mask == 1 < mask) for mask in masks]
-        for masks, served in zip(holder_sets, serves, strict=True)
+        [counted(mask, served) for mask in masks] for masks, served in zip(holder_sets, serves, strict=True)
     ]
-    kinds = [list(dict.fromkeys(masks)) for masks in outer]
+    kinds = [sorted(set(masks)) for masks in outer]
     if not outer_levels or not 0 < prod(map(len, kinds)) <= MAX_OUTER_CODES:
-        return np.zeros(sum(map(len, outer)), np.int64), np.zeros((0, len(outer)), np.int64)
+        none = np.zeros((0, len(outer)), np.int64)
+        return np.zeros(sum(map(len, outer)), np.int64), none, none
     first = np.cumsum([0, *map(len, outer)]).tolist()
     code, sets = list[int](), list[list[int]]()
     for x, (masks, own) in enumerate(zip(outer, kinds, strict=True)):
         code += [own.index(mask) * prod(map(len, kinds[x + 1 :])) for mask in masks]
         sets.append([first[x] + masks.index(mask) for mask in own])
-    return np.array(code), np.array(list(product(*sets)))
+    without = [
+        [
+            number - (own.index(mask) - own.index(less)) * prod(map(len, kinds[x + 1 :]))
+            if (less := mask & ~(1 << mask.bit_length() >> 1)) in own and less != mask
+            else -1
+            for x, (mask, own) in enumerate(zip(masks, kinds, strict=True))
+        ]
+        for number, masks in enumerate(product(*kinds))
+    ]
+    return np.array(code), np.array(list(product(*sets))), np.array(without)
 
 
 def _groups(arch: Arch) -> tuple[Group, ...]:

@@ -88,6 +88,7 @@ class Pool(NamedTuple):
     rank_start: Ints  # [R + 1] first unrolling of each rank
     span: Ints  # [O, K, 2] from, to: the tiles of an unrolling at a position
     size: Ints  # [n] values of the rank in a tile
+    stored: Floats  # [n] the same, as capacities count it (fewer in `batch_search.set_outer_bounds` alone)
     pieces: Floats  # [n, M] how many such tiles the rank is cut into
     elems: Floats  # [n, M] values of the rank in all of these together
     outer_tile: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
@@ -183,6 +184,8 @@ class Terms(NamedTuple):
     # outer costs the tensors have: the sum of what their sets contribute.
     outer_code: Ints  # [N] what a set contributes
     outer_choices: Ints  # [., X] by code a set of each tensor that leads to it; empty: no costs are known
+    # [., X] by code the code (a lower one) without the innermost of those nodes of a tensor; -1: none
+    outer_without: Ints
     serves: Bools  # [X] whether outer costs have what the outermost level serves (search.py, `_serves`)
     link_outer_pj: Floats  # [J, T] outer costs in `link_coef`
     sum_outer_pj: Floats  # [J, .] outer costs in `sum_coef`
