@@ -1,0 +1,57 @@
+"""Retention in part: shares of the tensors that a schedule still moves to and from the outermost level, in
+the capacity that it leaves free (docs/reuse.md, Fusion).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dse.mapping.schedule import sequential
+from dse.sim.einsum.evaluate import Solution, objective_value
+from dse.sim.fronts import Objective
+from dse.sim.schedule import placed
+from dse.sim.schedule.graph import evaluate
+from dse.solve.gogeta.emitted import moved_words, residency_problem
+from dse.solve.gogeta.residency_plan import minimum, to_retained
+from dse.solve.schedules.fusible_segments import fusing_levels
+from hw.arch import Arch
+from workloads.graph import Workload
+
+
+def with_parts(arch: Arch, workload: Workload, solution: Solution, objective: Objective) -> Solution | None:
+    """Returns a schedule with shares of more tensors retained at the level next to the outermost one, those
+    that move the fewest words there (`residency_plan.minimum`). None where that costs no less, and on
+    machines where such words are not counted alike: those with layouts, or of several widths.
+    """
+    is_counted = not (arch.layout_sensitive() or arch.narrows_or_widens())
+    level = next((one for one in fusing_levels(arch) if is_counted and one == arch.levels[1]), None)
+    if level is None or level.capacity_bits is None:
+        return None
+    nests = {one.name: one.mapping for one in solution.einsums}
+    schedule = solution.schedule or sequential(workload, nests)
+    g, retained = placed.graph(workload, schedule), {one.tensor for one in schedule.retained}
+    problem = residency_problem(arch, workload, schedule, moved_words(arch, workload, schedule))
+    taken = (placed.retained_bits(i, schedule, g, arch) for i in range(len(schedule.segments)))
+    problem = replace(
+        problem,
+        lives=tuple(life for life in problem.lives if life.tensor not in retained),
+        free_bits=tuple(
+            max(free - bits.get(level.name, 0), 0)
+            for free, bits in zip(problem.free_bits, taken, strict=True)
+        ),
+        heirs=tuple(heir for heir in problem.heirs if not retained & set(heir[1:])),
+        spared_tiles=tuple(tile for tile in problem.spared_tiles if tile[1] not in retained),
+    )
+    if not problem.lives:
+        return None
+    shares = to_retained(problem, minimum(problem).retained, level.name)
+    fuller = replace(
+        schedule, retained=tuple(sorted((*schedule.retained, *shares), key=lambda one: one.tensor))
+    )
+    found = evaluate(arch, workload, fuller, objective, reuse=True)
+    if not isinstance(found, Solution):
+        return None
+    cost, before = (
+        objective_value(objective, one.energy_pj, one.latency_cycles) for one in (found, solution)
+    )
+    return found if cost < before else None
