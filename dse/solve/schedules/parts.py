@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dse.mapping.schedule import sequential
-from dse.sim.einsum.evaluate import Solution, objective_value
+from dse.sim.einsum.evaluate import Solution
 from dse.sim.fronts import Objective
 from dse.sim.schedule import placed
 from dse.sim.schedule.graph import evaluate
@@ -20,7 +20,7 @@ from workloads.graph import Workload
 
 def with_parts(arch: Arch, workload: Workload, solution: Solution, objective: Objective) -> Solution | None:
     """Returns a schedule with shares of more tensors retained at the level next to the outermost one, those
-    that move the fewest words there (`residency_plan.minimum`). None where that costs no less, and on
+    that move the fewest words there (`residency_plan.minimum`). None if there are none, and on
     machines where such words are not counted alike: those with layouts, or of several widths.
     """
     is_counted = not (arch.layout_sensitive() or arch.narrows_or_widens())
@@ -42,16 +42,7 @@ def with_parts(arch: Arch, workload: Workload, solution: Solution, objective: Ob
         heirs=tuple(heir for heir in problem.heirs if not retained & set(heir[1:])),
         spared_tiles=tuple(tile for tile in problem.spared_tiles if tile[1] not in retained),
     )
-    if not problem.lives:
-        return None
-    shares = to_retained(problem, minimum(problem).retained, level.name)
-    fuller = replace(
-        schedule, retained=tuple(sorted((*schedule.retained, *shares), key=lambda one: one.tensor))
-    )
-    found = evaluate(arch, workload, fuller, objective, reuse=True)
-    if not isinstance(found, Solution):
-        return None
-    cost, before = (
-        objective_value(objective, one.energy_pj, one.latency_cycles) for one in (found, solution)
-    )
-    return found if cost < before else None
+    shares = to_retained(problem, minimum(problem).retained, level.name) if problem.lives else ()
+    every = tuple(sorted((*schedule.retained, *shares), key=lambda one: one.tensor))
+    found = evaluate(arch, workload, replace(schedule, retained=every), objective, reuse=True)
+    return found if shares and isinstance(found, Solution) else None
