@@ -269,7 +269,7 @@ PIPES = Space(
     tiles=(8, 64),
     node_ranks=2,
     waste=1.25,
-    beside=("KAPLA's schedules", "unfused mappings"),
+    beside=("KAPLA's schedules", "held weights", "unfused mappings"),
 )
 
 
