@@ -504,7 +504,7 @@ def test_padding_of_what_is_handed_on_is_a_feature() -> None:
         f"segment\n{ONE_LOOP}\neinsum a\n{A.format('').replace('for n', 'for p')}\neinsum b\n{SLIDING}\n"
     )
     assert faults(ARRAY, PADDED, given) == []
-    assert covers(replace(TILES, padded=False), given, PADDED, ARRAY) == "padding"
+    assert covers(replace(TILES, padded=UNFUSED.padded), given, PADDED, ARRAY) == "padding"
     assert covers(TILES, given, PADDED, ARRAY) is None
 
 
