@@ -1541,7 +1541,10 @@ def _schedule_answer(
         and options.schedule == "fused"
         and (saved or 0.0) < 1
     ):
-        return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
+        answer = with_certificate(replace(found, saved=saved), gap, space, arch, workload)
+        taken, separator, _ = stored["certificate"].partition("; ")
+        own = f"{taken}{separator}" if taken.startswith("taken: ") else ""
+        return replace(answer, certificate=f"{own}{answer.certificate}")
     if (
         isinstance(found, Solution)
         and is_sound

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dse.mapping.nest import Store
 from dse.mapping.schedule import sequential
 from dse.sim.einsum.evaluate import Solution
 from dse.sim.fronts import Objective
@@ -29,18 +30,21 @@ def with_parts(arch: Arch, workload: Workload, solution: Solution, objective: Ob
         return None
     nests = {one.name: one.mapping for one in solution.einsums}
     schedule = solution.schedule or sequential(workload, nests)
-    g, retained = placed.graph(workload, schedule), {one.tensor for one in schedule.retained}
+    shared = (node for segment in schedule.segments for node in segment.nodes if isinstance(node, Store))
+    # where a tensor is retained and passed on no fill stalls are counted
+    passed_on = {node.tensor for node in shared if node.level != arch.levels[0].name}
+    g, left_out = placed.graph(workload, schedule), {one.tensor for one in schedule.retained} | passed_on
     problem = residency_problem(arch, workload, schedule, moved_words(arch, workload, schedule))
     taken = (placed.retained_bits(i, schedule, g, arch) for i in range(len(schedule.segments)))
     problem = replace(
         problem,
-        lives=tuple(life for life in problem.lives if life.tensor not in retained),
+        lives=tuple(life for life in problem.lives if life.tensor not in left_out),
         free_bits=tuple(
             max(free - bits.get(level.name, 0), 0)
             for free, bits in zip(problem.free_bits, taken, strict=True)
         ),
-        heirs=tuple(heir for heir in problem.heirs if not retained & set(heir[1:])),
-        spared_tiles=tuple(tile for tile in problem.spared_tiles if tile[1] not in retained),
+        heirs=tuple(heir for heir in problem.heirs if not left_out & set(heir[1:])),
+        spared_tiles=tuple(tile for tile in problem.spared_tiles if tile[1] not in left_out),
     )
     shares = to_retained(problem, minimum(problem).retained, level.name) if problem.lives else ()
     every = tuple(sorted((*schedule.retained, *shares), key=lambda one: one.tensor))

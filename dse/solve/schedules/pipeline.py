@@ -157,16 +157,23 @@ def pipelined(
     check(arch, "pipelined")
     nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
     search = partial(PipelineSearch, arch, workload, objective, weights, nodes)
-    found, limited = _pipelined(search(), spatial, temporal, unfused), search(interval_limit, latency_limit)
-    if isinstance(found, Infeasible) or keeps_limits(limited, found):
-        return found
-    return _pipelined(limited, spatial, temporal, unfused)
+
+    def within(g: PipelineSearch) -> Solution | Infeasible:
+        held = _held(g, spatial, temporal) if weights == "streamed" else None
+        return _pipelined(g, spatial, temporal, unfused, held)
+
+    found, limited = within(search()), search(interval_limit, latency_limit)
+    return found if isinstance(found, Infeasible) or keeps_limits(limited, found) else within(limited)
 
 
 def _pipelined(
-    g: PipelineSearch, spatial: bool, temporal: bool, unfused: Unfused | None
+    g: PipelineSearch,
+    spatial: bool,
+    temporal: bool,
+    unfused: Unfused | None = None,
+    held: Solution | None = None,
 ) -> Solution | Infeasible:
-    """Returns the best schedule found within the limits of a search; as `pipelined`."""
+    """Returns the best schedule found within the limits of a search, or `held`; as `pipelined`."""
     arch, workload = g.arch, g.workload
     max_stages, kapla_stages = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
     pipeline_tiles = PIPELINE_TILES if temporal else NO_SHARED_LOOP
@@ -214,7 +221,6 @@ def _pipelined(
     is_in_space = isinstance(solution, Solution) and _in_bounded_space(g, solution)
     of_kapla = best_chain(g, kapla_alone, kapla_segments)
     others = [(OF_KAPLA, of_kapla)] if isinstance(of_kapla, Solution) else []
-    held = _held(g, spatial, temporal) if g.weights == "streamed" else None
     others += [(HELD, held)] if held else []
     beside = (OF_KAPLA, *[HELD] * bool(held), *[UNFUSED] * bool(unfused))
     searched_space = replace(
@@ -240,7 +246,7 @@ def _held(g: PipelineSearch, spatial: bool, temporal: bool) -> Solution | None:
         return None
     limits = g.interval_limit, g.latency_limit
     search = PipelineSearch(g.arch, g.workload, g.objective, "pinned", g.nodes, *limits)
-    of_pinned = _pipelined(search, spatial, temporal, None)
+    of_pinned = _pipelined(search, spatial, temporal)
     if isinstance(of_pinned, Infeasible) or not of_pinned.schedule:
         return None
     loaded = Schedule(tuple(_loading(g, one) for one in of_pinned.schedule.segments))
