@@ -256,7 +256,9 @@ def small(*fanouts: Fanout, overlap: str = "free") -> Arch:
 
 ARRAY = small(Fanout("array", 2, (("X", 2),), (True,), (True,)))
 UNFUSED = Space((Mappings("imperfect_spatial", node_order="arrays"),))
-TILES = replace(UNFUSED, order="given", fused=10, shared_loops=1, held=6, levels=("G",), retained=("T",))
+TILES = replace(
+    UNFUSED, order="given", fused=10, shared_loops=1, held=6, levels=("G",), retained=("T",), padded=True
+)
 SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True, uneven=True)
 PIPES = Space(
     (Mappings("perfect", node_order="arrays"),),
@@ -267,7 +269,7 @@ PIPES = Space(
     tiles=(8, 64),
     node_ranks=2,
     waste=1.25,
-    beside=("KAPLA's schedules", "unfused mappings"),
+    beside=("KAPLA's schedules", "held weights", "unfused mappings"),
 )
 
 
@@ -502,8 +504,8 @@ def test_padding_of_what_is_handed_on_is_a_feature() -> None:
         f"segment\n{ONE_LOOP}\neinsum a\n{A.format('').replace('for n', 'for p')}\neinsum b\n{SLIDING}\n"
     )
     assert faults(ARRAY, PADDED, given) == []
-    assert covers(TILES, given, PADDED, ARRAY) == "padding"
-    assert covers(replace(TILES, padded=True), given, PADDED, ARRAY) is None
+    assert covers(replace(TILES, padded=UNFUSED.padded), given, PADDED, ARRAY) == "padding"
+    assert covers(TILES, given, PADDED, ARRAY) is None
 
 
 def test_a_tensor_that_is_read_once_for_two_readers_is_a_feature() -> None:

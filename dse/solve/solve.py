@@ -79,6 +79,7 @@ from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules, has_nodes
+from dse.solve.schedules.parts import with_parts
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_fronts import SharedFronts, find_shared_fronts
 from dse.solve.sharing.shared_mappings import (
@@ -541,8 +542,10 @@ def _search_schedule(
         found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
         if isinstance(found, Infeasible):
             return found
-        alone = options.sharing_gap or arch.mapping or options.mapping  # GOGETA's schedules obey no rules
-        return [found if alone else _best_or_gogeta(arch, workload, options, found)]
+        alone = (
+            options.sharing_gap or arch.mapping or options.mapping
+        )  # shares and GOGETA's schedules obey none
+        return [found if alone else _with_parts_or_gogeta(arch, workload, options, found)]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
             options.single_objective,
@@ -621,22 +624,26 @@ def _best(
     return answer if isinstance(answer, Infeasible) else [answer]
 
 
-def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, found: Solution) -> Solution:
-    """Returns `found`, a fused schedule, or GOGETA's schedule where that costs less. GOGETA's may win since
-    it retains parts of tensors that several einsums read from main memory, and shares loops over ranks that
-    are summed up.
+def _with_parts_or_gogeta(
+    arch: Arch, workload: Workload, options: SolverOptions, found: Solution
+) -> Solution:
+    """Returns `found`, a fused schedule; the same with shares of more tensors retained, or GOGETA's schedule,
+    where that costs less. GOGETA's may win since it retains parts of tensors that several einsums read from
+    main memory, and shares loops over ranks that are summed up.
     """
+    answers = {"fused": found}
+    if parts := with_parts(arch, workload, found, options.single_objective):
+        answers["parts"] = parts
     produced = {e.output.tensor for e in workload.einsums}
     reader_counts = Counter(
         t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
     )
     reads_twice = max(reader_counts.values(), default=0) >= 2
-    if not reads_twice or deadline.has_passed() or "gogeta" not in fusing_schedules(arch, workload):
-        return found
-    gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
-    if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:
-        return found
-    better = best(arch, workload, options.single_objective, {"fused": found, "gogeta": gogeta[0]})
+    if reads_twice and not deadline.has_passed() and "gogeta" in fusing_schedules(arch, workload):
+        gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
+        if not isinstance(gogeta, Infeasible) and gogeta[0].schedule:
+            answers["gogeta"] = gogeta[0]
+    better = best(arch, workload, options.single_objective, answers) if len(answers) > 1 else found
     assert isinstance(better, Solution)
     return better
 
@@ -1540,7 +1547,10 @@ def _schedule_answer(
         and options.schedule == "fused"
         and (saved or 0.0) < 1
     ):
-        return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
+        answer = with_certificate(replace(found, saved=saved), gap, space, arch, workload)
+        taken, separator, _ = stored["certificate"].partition("; ")
+        own = f"{taken}{separator}" if taken.startswith("taken: ") else ""
+        return replace(answer, certificate=f"{own}{answer.certificate}")
     if (
         isinstance(found, Solution)
         and is_sound

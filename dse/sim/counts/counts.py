@@ -90,6 +90,8 @@ class Counted:
     restart_at: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
     moves_more: bool = False  # rows have transfers that `timed` has not; the latency is at least their time
     before: tuple[Count, ...] = ()  # transfers beside the nest, while nothing else runs
+    # (weight, nest, restart_at) of nests whose latencies, weighted, are the einsum's (instead of `timed`)
+    in_part: tuple[tuple[float, NestSums, int], ...] = ()
 
 
 def nest_sums(mapping: Mapping, e: Einsum, arch: Arch, whole_einsum: Einsum | None = None) -> NestSums:

@@ -49,8 +49,8 @@ from workloads.graph import Unique, Workload, base_tensor, counts
 
 Bits = dict[str, int]  # level -> bits
 UNTIMED = (
-    "cycles of stages, and of einsums with tensors retained in part, are busy times: fill stalls are not "
-    "counted"
+    "cycles of stages, and of einsums with tensors retained in slices over PEs or retained and passed on, "
+    "are busy times: fill stalls are not counted"
 )
 
 

@@ -414,6 +414,7 @@ def space(g: Graph) -> Space:
         shared_reads=g.several_loops,
         depths=g.several_loops,
         uneven=g.several_loops,
+        padded=True,
         held=MAX_HELD,
         levels=tuple(level.name for level in levels),
         split=g.array.name if g.array else "",
