@@ -132,7 +132,8 @@ def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str,
     found: dict[str, int] = {}
     for one in alive:
         found[one.level] = found.get(one.level, 0) + bits_of[one.tensor]
-    for new in alive:
+    made_here = {branch.einsum for branch in schedule.segments[i].branches}
+    for new in [one for one in alive if g.makers.get(one.tensor) in made_here]:
         old = next(
             (
                 old

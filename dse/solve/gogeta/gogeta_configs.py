@@ -136,7 +136,7 @@ def solve_configuration(
             f"{arch.name}: solver.schedule = {name} needs a bounded memory below main memory; give "
             "its second memory a capacity"
         )
-    if arch.layout_sensitive():
+    if arch.models_layout() or (arch.prices_networks() and name != "gogeta-df"):
         raise WorkloadError(
             f"{arch.name}: solver.schedule = {name} does not count layouts and hops, but this "
             "machine has prices for them; take solver.schedule=unfused"
@@ -167,7 +167,9 @@ def solve_configuration(
         key = phases, bits, configuration.staged
         if key not in known.schedules:
             known.schedules[key] = _unretained(task_at(bits), phases, known.parts)
-        attempt = _attempt(known.schedules[key], configuration.retention_policy)
+        # slices retain nothing where links have a price
+        policy = residency_plan.seq_flex if arch.prices_networks() else configuration.retention_policy
+        attempt = _attempt(known.schedules[key], policy)
         if isinstance(attempt, Infeasible):
             first_infeasible = first_infeasible or attempt
         else:
