@@ -439,3 +439,15 @@ def test_slices_of_rows_send_small_matrices_round_as_in_figure_12() -> None:
     alone = replace(found.solution.schedule, segments=(lines,), retained=())
     assert [name.partition(".")[2] for name in names] == ["4", "4u", "5"]
     assert between_clusters(found.arch, own, alone) == 2 * 8 * 8 * 15
+
+
+def test_a_stage_reads_twice_what_another_one_passes_to_it() -> None:
+    """Lines 4 and 5 of CG: R = R - S L goes to G = R R' under both of its names."""
+    arch = replace(SLICES, levels=(SLICES.levels[0], replace(SLICES.levels[1], capacity_bits=8 * 30)))
+    w = hpc.cg(rows=24, nnz=72, n=2, iterations=1)
+    one = solved(arch, w, "gogeta-df")
+    assert one.schedule is not None
+    (stages,) = (segment for segment in one.schedule.segments if segment.branches[0].einsum == "0.4")
+    assert stages.pipelined
+    assert [branch.einsum for branch in stages.branches] == ["0.4", "0.4u", "0.5"]
+    assert compared(arch, w, one.schedule) == []

@@ -33,6 +33,8 @@ from workloads.einsum import Einsum, WorkloadError
 from workloads.graph import Workload, base_tensor
 
 LEVEL_FRACTIONS = (1, 2, 4, 8, 16)  # segments work in 1 / this of the level
+# workloads of more einsums, whose attempts take tens of seconds each, take fewer of these fractions
+MAX_EINSUMS, FEW_FRACTIONS = 1000, (1, 4)
 # policy that decides which elements are retained
 RetentionPolicy = Callable[[ResidencyProblem], RetainedElems]
 
@@ -159,7 +161,8 @@ def solve_configuration(
     listed = counting_rule(name).to_access_list(op_graph, configuration.phase_orders[0], arch.word_bits)
     attempts: list[_Attempt] = []
     first_infeasible: Infeasible | None = None
-    for fraction, phase_order in product(LEVEL_FRACTIONS, configuration.phase_orders):
+    fractions = LEVEL_FRACTIONS if len(workload.einsums) <= MAX_EINSUMS else FEW_FRACTIONS
+    for fraction, phase_order in product(fractions, configuration.phase_orders):
         if attempts and deadline.has_passed():
             break
         bits = arch.levels[1].capacity_bits // fraction
@@ -176,7 +179,11 @@ def solve_configuration(
             attempts.append(attempt)
     if first_infeasible and not attempts:
         return first_infeasible
-    best = min(attempts, key=lambda attempt: attempt.words)
+    # most pipelines first, where operations are to run as stages
+    best = min(
+        attempts,
+        key=lambda attempt: (-sum(one.pipelined for one in attempt.schedule.segments), attempt.words),
+    )
     schedule = Schedule(
         best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name)
     )
@@ -211,21 +218,24 @@ def _space(
     mappings: tuple[Mappings, ...],
 ) -> Space:
     """Returns the space of the schedules that were tried. The certificate claims no optimum in it."""
-    fused = max(len(segment.branches) for attempt in attempts for segment in attempt.schedule.segments)
-    retained = (
-        ()
-        if configuration.retention_policy is residency_plan.seq_flex
-        else tuple(life.tensor for life in best.problem.lives)
+    tried = [segment for attempt in attempts for segment in attempt.schedule.segments]
+    fused = max((len(segment.branches) for segment in tried if not segment.pipelined), default=1)
+    stages = max((len(segment.branches) for segment in tried if segment.pipelined), default=1)
+    # beside stages nothing is retained
+    is_bare = configuration.retention_policy is residency_plan.seq_flex or any(
+        segment.pipelined for segment in best.schedule.segments
     )
+    retained = () if is_bare else tuple(life.tensor for life in best.problem.lives)
     return Space(
         mappings,
         "some" if len(configuration.phase_orders) > 1 else "given",
         fused=fused,
-        shared_loops=int(fused > 1),
-        summed=fused > 1,
+        shared_loops=int(max(fused, stages) > 1),
+        summed=max(fused, stages) > 1,
         levels=(arch.levels[1].name,),
         retained=retained,
         parts=bool(retained),
+        pipelined=stages,
     )
 
 
