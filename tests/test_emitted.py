@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dse.frontend import api, runs
 from dse.sim.einsum.evaluate import Solution
 from dse.solve import solve
-from dse.solve.gogeta.clusters import between_clusters
 from dse.solve.gogeta import residency_plan as room
+from dse.solve.gogeta.clusters import between_clusters
 from dse.solve.gogeta.emitted import moved_words
 from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
 from dse.solve.options import SolverOptions
