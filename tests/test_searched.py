@@ -320,7 +320,7 @@ def test_each_solver_of_schedules_says_what_it_searched(
     assert found["fused"].space == SEVERAL
     latency = answered(ARRAY, two(), schedule="fused", objective="latency").space
     assert latency == replace(TILES, beside=("the fused schedule of least energy",))
-    for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"):
+    for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-df", "gogeta-published", "residency"):
         found[name] = answered(ARRAY, two(), schedule=name)
         own = found[name].space
         assert own
@@ -351,7 +351,7 @@ def test_each_solver_of_schedules_says_what_it_searched(
         assert one.certificate == claim(one.certificate) + certificate_words(one.space)
         where = (net, nodes) if name in ("kapla", "pipelined", "best") else (two(), ARRAY)
         assert (
-            name in ("best", "kapla", "pipelined", "residency", "gogeta", "gogeta-published")
+            name in ("best", "kapla", "pipelined", "residency", "gogeta", "gogeta-df", "gogeta-published")
             or covers(one.space, in_text(one, where[0]), *where) is None
         )
     g = segments.PipelineSearch(nodes, net, "energy", "pinned", Nodes(nodes))

@@ -150,6 +150,7 @@ class SolverOptions:
         "seq-overflow",
         "gogeta",
         "gogeta-published",
+        "gogeta-df",
         "residency",
     ] = "unfused"
     # schedules of PIPELINED_SCHEDULES: weights are on chip before the run (pinned), or are loaded in each run

@@ -66,7 +66,7 @@ from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
 from dse.solve.front import ROUNDS, Chosen, covering_rows, fronts_on, lower_products
 from dse.solve.gogeta.classify import dominance
-from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
+from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, Emitted, solve_configuration
 from dse.solve.kapla.published import KAPLA_SCHEDULES, published
 from dse.solve.layouts.layouts import (
     LAYOUT_POLICIES,
@@ -325,19 +325,15 @@ def _renamed(limit: Limit, e: Einsum, other: Einsum) -> Limit:
     return replace(limit, name=loop.rank if is_rank else store.tensor, below=below.rank)
 
 
-# by machine and canonical key: an einsum, and its mapping
-ConfigurationNests = dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]]
-
-
 def solve_schedule(
     arch: Arch,
     workload: Workload,
     options: SolverOptions,
     progress: ProgressFn = no_progress,
-    memo: ConfigurationNests | None = None,
+    known: Emitted | None = None,
 ) -> list[Solution] | Infeasible:
     """Searches a schedule as if the outermost level held everything (`_search_schedule`), and returns it if
-    that level does hold it. memo: mappings that GOGETA's configurations with equal other options found.
+    that level does hold it. known: what GOGETA's configurations with equal other options found.
 
     Otherwise GOGETA's configurations return Infeasible. All other methods return the best unfused schedule
     or, where that does not fit either, the schedule that moves least at the outermost level. Its optimality
@@ -349,7 +345,7 @@ def solve_schedule(
         arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
     ):
         return overflow
-    found = _search_schedule(arch.unbounded(), workload, options, progress, memo)
+    found = _search_schedule(arch.unbounded(), workload, options, progress, known)
     if options.objective == "edp" and options.schedule == "fused":
         found = _at_most_unfused(found, arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (overflow := _outermost_overflow(arch, workload, found[0])) is None:
@@ -502,11 +498,7 @@ def _outermost_overflow(arch: Arch, workload: Workload, solution: Solution) -> I
 
 
 def _search_schedule(
-    arch: Arch,
-    workload: Workload,
-    options: SolverOptions,
-    progress: ProgressFn,
-    memo: ConfigurationNests | None = None,
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn, known: Emitted | None = None
 ) -> list[Solution] | Infeasible:
     """Returns the schedule that `options.schedule` names, searched with the capacity of the outermost level
     as `arch` has it.
@@ -561,16 +553,17 @@ def _search_schedule(
             method, seed = options.schedule, options.seed
             pipeline = published(arch, workload, method, *pipe_options, seed, constraints=options.constraints)
         return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
-    known = {} if memo is None else memo
+    known = known or Emitted()
+    found_nests = known.nests
 
     def nests(machine: Arch, e: Einsum) -> Nest | Infeasible:
         key = machine, canonical_key(e)
-        if key not in known:
+        if key not in found_nests:
             found = _mapper(options, constraints_for(e, machine))(
                 Problem(machine, e, options.single_objective), Random(f"{options.seed}/{key[1]}")
             )
-            known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
-        first, nest = known[key]
+            found_nests[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = found_nests[key]
         return (
             replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
         )
@@ -582,7 +575,7 @@ def _search_schedule(
         if options.mapper == "optimal"
     }
     solution = solve_configuration(
-        arch, workload, options.schedule, nests, options.single_objective, tuple(searched.values())
+        arch, workload, options.schedule, nests, options.single_objective, tuple(searched.values()), known
     )
     return solution if isinstance(solution, Infeasible) else [solution]
 
@@ -595,7 +588,7 @@ def _best(
     leave. Others run if time is left.
     """
     answers: dict[str, Solution | Infeasible] = {}
-    memo: ConfigurationNests = {}
+    known = Emitted()
     if options.layout != "row_major" and arch.models_layout():  # the other solvers choose no layouts
         answers["unfused"] = cached_layouts(arch, workload, replace(options, schedule="unfused"), progress)
         own_options = [replace(options, schedule="fused")]
@@ -612,11 +605,11 @@ def _best(
                 break
             with deadline.part(len(group) - at, is_divided=True):
                 if own.schedule in CONFIGURATIONS:
-                    found = solve_schedule(arch, workload, own, progress, memo)
+                    found = solve_schedule(arch, workload, own, progress, known)
                 else:
                     found = cached(arch, workload, own, progress)
                 if deadline.has_passed():  # what was cut short is no mapping for the others
-                    memo.clear()
+                    known.clear()
             answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
     # of equal costs the answer of the widest space counts
     answers = {own.schedule: answers[own.schedule] for own in own_options if own.schedule in answers}

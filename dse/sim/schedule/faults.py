@@ -355,6 +355,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
     """Yields the faults of retained tensors: the first one of each."""
     index_of = {level.name: v for v, level in enumerate(arch.levels)}
     first_array, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
+    times = {e.name: n for e, n in zip(workload.einsums, counts(workload), strict=True)}
     for i, one in enumerate(schedule.retained):
         line = f"retain {one.level} {one.tensor}"
         if one.level not in index_of or not 0 < index_of[one.level] < max(first_array, 2):
@@ -380,7 +381,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
                 f"{line}: no tensor that is made and read, or read twice; take one of "
                 f"{', '.join(candidates[:8]) or 'none'}"
             )
-        elif user := next(_kept_out(one, arch.levels[index_of[one.level]], workload, g), None):
+        elif user := next(_kept_out(one, arch.levels[index_of[one.level]], users, g), None):
             kept = ", ".join(arch.levels[index_of[one.level]].may_keep)
             yield (
                 f"{line}: {user[0]} has it as {user[1]}, which may not stand at {one.level} "
@@ -417,12 +418,12 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             )
         elif reader := next(
             (
-                b.einsum
-                for at, segment in enumerate(schedule.segments)
-                for j, b in enumerate(segment.branches)
-                if b.einsum in g.readers[one.tensor]
-                and share_after(one, (at, j), g) > share_at(one, (at, j), g)
-                and bypasses_retained(one.tensor, b, segment, g, outer)
+                name
+                for name in sorted(g.readers[one.tensor], key=g.position.__getitem__)
+                for at, j in [g.position[name]]
+                if share_after(one, (at, j), g) > share_at(one, (at, j), g)
+                for segment in [schedule.segments[at]]
+                if bypasses_retained(one.tensor, segment.branches[j], segment, g, outer)
             ),
             "",
         ):
@@ -458,18 +459,18 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.retained[:i]]:
             yield f"{line}: {one.tensor} is retained twice; leave one out"
-        elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
+        elif max(times[name] for name in users) > 1:
             yield (
                 f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run "
                 "once are retained"
             )
 
 
-def _kept_out(one: Retained, level: Level, workload: Workload, g: Graph) -> Iterator[tuple[str, str]]:
-    """Yields each einsum that makes or reads a retained tensor in a role that may not stand at its level, and
-    the role.
+def _kept_out(one: Retained, level: Level, users: Sequence[str], g: Graph) -> Iterator[tuple[str, str]]:
+    """Yields each of the einsums that make or read a retained tensor which has it in a role that may not
+    stand at its level, and the role.
     """
-    for e in workload.einsums:
+    for e in (g.einsums[name] for name in users):
         for p in e.tensors():
             role = nest.role(e, p.tensor)
             if base_tensor(p.tensor, g.makers) == one.tensor and role not in level.may_keep:
