@@ -74,6 +74,7 @@ from dse.solve.layouts.layouts import (
     assign_layouts,
     interface_tensors,
 )
+from dse.solve.layouts.sampled import sampled_mapping
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
@@ -1193,6 +1194,11 @@ def in_best_layouts(
             else none
         )
         raise ValueError(f"solver.layout = {options.layout}: {why}; leave solver.layout out")
+    if options.layout == "sampled" and (options.dataflow, options.factors) != ("free", "imperfect_spatial"):
+        raise ValueError(
+            "solver.layout = sampled draws mappings of any dataflow and factors; leave solver.dataflow and "
+            "solver.factors out"
+        )
     if overflow := outermost.overflow_unfused(arch, workload):
         return overflow
     pairs = _mapping_pairs(arch.unbounded(), workload, options, progress)
@@ -1213,14 +1219,26 @@ def _mapping_pairs(
 ) -> dict[str, PricedMappings] | Infeasible:
     """Returns pairs of mapping and layouts for every distinct einsum, by canonical key."""
     groups, interfaces, found = unique(workload), interface_tensors(workload), {}
-    for group in _with_progress(groups, progress):
-        pairs = priced_mappings(
-            Problem(arch, group.einsum, options.single_objective),
-            options.factors,
-            options.constraints(group.einsum, arch),
-            options.gap,
-            interfaces[group.key],
-        )
+    products = sum(group.einsum.kind == "mac" for group in groups)
+    for number, group in enumerate(_with_progress(groups, progress)):
+        problem = Problem(arch, group.einsum, options.single_objective)
+        if options.layout == "sampled" and group.einsum.kind == "mac":
+            pairs = sampled_mapping(
+                problem,
+                options.layout_proposer,
+                options.seed + number,
+                max(options.layout_joint // products, 1),
+                options.layout_loops // products,
+                options.layout_levels,
+            )
+        else:
+            pairs = priced_mappings(
+                problem,
+                options.factors,
+                options.constraints(group.einsum, arch),
+                options.gap,
+                interfaces[group.key],
+            )
         if isinstance(pairs, Infeasible):
             return pairs
         found[group.key] = pairs
