@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported where it is used: commands that only list columns 
     import pyarrow as pa
 
 MODEL_VERSION = 19
-SOLVER_VERSION = 33
+SOLVER_VERSION = 34
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

@@ -1194,11 +1194,6 @@ def in_best_layouts(
             else none
         )
         raise ValueError(f"solver.layout = {options.layout}: {why}; leave solver.layout out")
-    if options.layout == "sampled" and (options.dataflow, options.factors) != ("free", "imperfect_spatial"):
-        raise ValueError(
-            "solver.layout = sampled draws mappings of any dataflow and factors; leave solver.dataflow and "
-            "solver.factors out"
-        )
     if overflow := outermost.overflow_unfused(arch, workload):
         return overflow
     pairs = _mapping_pairs(arch.unbounded(), workload, options, progress)

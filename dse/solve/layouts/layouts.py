@@ -69,7 +69,8 @@ LAYOUT_POLICIES: dict[str, str] = {
     "layouts",
     "ol": "ALT-OL: channels innermost (N H W O) between einsums, solved as one graph",
     "nohw": "the same, row-major (N O H W)",
-    "neocpu": "the same, channels in blocks of as many as the widest array has lanes (N O/ot H W ot)",
+    "neocpu": "the same, channels in blocks of as many as an array has PEs in its largest dimension "
+    "(N O/ot H W ot)",
     "ansor": "layouts as neocpu, but loops are chosen first, where weights and inputs are row-major; these "
     "are packed for the loops after that",
     "wp": "ALT-WP: producers write the layout that MAC einsums read; element-wise functions that are fused "
