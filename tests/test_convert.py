@@ -75,6 +75,8 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
     value = objective_value(objective, found.energy, found.cycles)
     assert cost(found.mapping) == value
     least = min(cost(nest) for nest in mappings(problem, "imperfect_spatial"))
+    bound = objective_value(objective, *Conversions(arch, objective).lower_bound(None, shape))
+    assert bound <= least * (1 + 1e-9)
     assert value / (1 + found.gap) <= least * (1 + 1e-9)
     return value / least - 1
 
