@@ -661,6 +661,9 @@ solver: {layout: ind}
     [
         ({"machine": "edge_array"}, "edge_array describes no lines, rows or banks"),
         ({"solver": {"layout": "alt", "mapper": "random"}}, "needs the mapper optimal"),
+        ({"solver": {"layout": "alt", "layout_joint": 5}}, "is a choice of solver.layout: sampled"),
+        ({"solver": {"layout": "sampled", "factors": "perfect"}}, "with its own factors"),
+        ({"solver": {"layout": "sampled", "layout_joint": 0}}, "must be at least 1"),
         (
             {"solver": {"layout": "wp", "schedule": "fused"}},
             "needs the mapper optimal, without solver.schedule",
