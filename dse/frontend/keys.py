@@ -194,6 +194,18 @@ SOLVER: Meanings = {
         "layouts of tensors between einsums in main memory, where cache lines, rows or banks are "
         "described: dse list solvers",
     ),
+    "layout_joint": (
+        "",
+        "of layout: sampled, costs of the stage that proposes layouts and walks loops; the different "
+        "products of a workload share them evenly (ALT: 300 of an operator, 8,000 of a network)",
+    ),
+    "layout_loops": ("", "the same of the stage that searches loops in the layouts found (ALT: 700, 12,000)"),
+    "layout_proposer": (
+        "",
+        "of layout: sampled, who proposes layouts: random shares of every dimension, a tree-structured "
+        "Parzen estimator (tpe), or ALT's actor-critic",
+    ),
+    "layout_levels": ("", "of layout: sampled, levels of tiles in the layouts of outputs, 1 or 2"),
     "schedule": (
         "",
         "what may happen between einsums (fusion, pipelines, on-chip retention): dse list solvers",

@@ -16,7 +16,22 @@ from hw.arch import Arch, Cost, Rules
 from workloads.einsum import Einsum
 
 Goal = Objective | Literal["front"]
-LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+LayoutPolicy = Literal[
+    "row_major",
+    "ol",
+    "nohw",
+    "neocpu",
+    "ansor",
+    "wp",
+    "fp",
+    "bp",
+    "bf",
+    "ind",
+    "alt-published",
+    "sampled",
+    "alt",
+]
+LayoutProposer = Literal["random", "tpe", "actor-critic"]
 Kapla = Literal["kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing"]
 # schedules that run einsums pipelined, on machines of nodes
 PIPELINED_SCHEDULES = ("pipelined", *get_args(Kapla))
@@ -139,6 +154,12 @@ class SolverOptions:
     # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
     # cache lines, rows or banks
     layout: LayoutPolicy = "row_major"
+    # layout sampled: costs of the joint stage and of the loop-only stage, which the different products of a
+    # workload share; who proposes layouts; levels of tiles in the layouts of outputs
+    layout_joint: int = 300
+    layout_loops: int = 700
+    layout_proposer: LayoutProposer = "random"
+    layout_levels: Literal[1, 2] = 1
     # what is retained on chip between einsums, and which einsums share loops (a key of SCHEDULES)
     schedule: Literal[
         "unfused",

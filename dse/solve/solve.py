@@ -75,6 +75,7 @@ from dse.solve.layouts.layouts import (
     assign_layouts,
     interface_tensors,
 )
+from dse.solve.layouts.sampled import sampled_mapping
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
@@ -1217,14 +1218,26 @@ def _mapping_pairs(
 ) -> dict[str, PricedMappings] | Infeasible:
     """Returns pairs of mapping and layouts for every distinct einsum, by canonical key."""
     groups, interfaces, found = unique(workload), interface_tensors(workload), {}
-    for group in _with_progress(groups, progress):
-        pairs = priced_mappings(
-            Problem(arch, group.einsum, options.single_objective),
-            options.factors,
-            options.constraints(group.einsum, arch),
-            options.gap,
-            interfaces[group.key],
-        )
+    products = sum(group.einsum.kind == "mac" for group in groups)
+    for number, group in enumerate(_with_progress(groups, progress)):
+        problem = Problem(arch, group.einsum, options.single_objective)
+        if options.layout == "sampled" and group.einsum.kind == "mac":
+            pairs = sampled_mapping(
+                problem,
+                options.layout_proposer,
+                options.seed + number,
+                max(options.layout_joint // products, 1),
+                options.layout_loops // products,
+                options.layout_levels,
+            )
+        else:
+            pairs = priced_mappings(
+                problem,
+                options.factors,
+                options.constraints(group.einsum, arch),
+                options.gap,
+                interfaces[group.key],
+            )
         if isinstance(pairs, Infeasible):
             return pairs
         found[group.key] = pairs

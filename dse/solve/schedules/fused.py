@@ -58,7 +58,7 @@ from dse.sim.fronts import Objective, undominated
 from dse.sim.schedule.faults import broken_rules
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
-from dse.solve.layouts.layouts import Layouts
+from dse.solve.layouts.layouts import Layouts, Rule
 from dse.solve.schedules.cores import Core, all_cores
 from dse.solve.schedules.fusible_segments import (
     MAX_MEMBERS,
@@ -314,11 +314,11 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
     if not g.layouts:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
-    all_labels = next(g.layouts.rules("alt"))[0]
+    all_labels = next(g.layouts.rules("alt")).allowed
     reader_nodes = frozenset(use.node for one in g.layouts.interface for use in one.readers)
     # nodes that must have the label of the tensor's maker: none, or all of them (no copies)
     for like_maker in (frozenset[str](), reader_nodes):
-        _, _, choice, _ = g.layouts.minimum((all_labels, like_maker), tables)
+        _, _, choice, _ = g.layouts.minimum(Rule(all_labels, like_maker), tables)
         if choice:
             yield choice
 
