@@ -198,14 +198,16 @@ def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w
     if parent < 0:
         return float(tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m))
     sinks = not m.no_sink[x, parent, level]
-    set_reached(d, x, sinks, e, p, rules, w)
+    set_reached(d, x, sinks, e, p, m, rules, w)
     if sinks:
         return float(sunk_tile_bits(x, w.node_tile[d], w.reached, e, p, m))
     return float(whole_tile_bits(x, w.node_tile[d], w.reached, e, p, m))
 
 
 @njit_inlined
-def set_reached(d: int, x: int, sinks: bool, e: Einsum, p: Pool, rules: Rules, w: Work) -> None:
+def set_reached(
+    d: int, x: int, sinks: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work
+) -> None:
     """Sets w.reached [R]: the tile that a node of tensor x, being placed after d others, may sink to: that
     inside of the loops below it, but for loops below which an order of loops does not let it sink.
 
@@ -219,22 +221,24 @@ def set_reached(d: int, x: int, sinks: bool, e: Einsum, p: Pool, rules: Rules, w
     while changed:
         changed = False
         for r in range(w.reached.shape[0]):
-            if w.reached[r] != w.inner_tile[d, r] and is_reached(d, x, r, sinks, e, p, rules, w):
+            if w.reached[r] != w.inner_tile[d, r] and is_reached(d, x, r, sinks, e, p, m, rules, w):
                 w.reached[r], changed = w.inner_tile[d, r], True
 
 
 @njit_inlined
-def is_reached(d: int, x: int, r: int, sinks: bool, e: Einsum, p: Pool, rules: Rules, w: Work) -> bool:
+def is_reached(
+    d: int, x: int, r: int, sinks: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work
+) -> bool:
     """Whether all loops that must stand above that over rank r, of those below the node being placed, are
     ones that it has sunk through (w.reached).
     """
-    level = level_of_loops(d, r, e, w) if rules.ordered[r] else 0
+    level = level_of_loops(d, r, e, m, w) if rules.ordered[r] else 0
     for q in range(w.reached.shape[0]):
         if (
             rules.ordered[r]
             and rules.above[level, q, r]
             and p.size[w.node_tile[d, q]] != p.size[w.inner_tile[d, q]]
-            and level_of_loops(d, q, e, w) == level
+            and level_of_loops(d, q, e, m, w) == level
             and not (sinks and e.full[x, q] and w.reached[q] == w.inner_tile[d, q])
         ):
             return False
@@ -288,7 +292,7 @@ def place_node(
     has_end_stalls = x >= 0 and m.exposed[level, FILLS_END] < m.exposed[level, DRAINS_END]
     if has_end_stalls:
         sinks = parent < 0 or not m.no_sink[x, parent, level]
-        set_reached(d, x, sinks, e, p, rules, w)
+        set_reached(d, x, sinks, e, p, m, rules, w)
         window_rank = best_window(x, w.node_tile[d], w.reached, sinks, e, p, m)
         for r in range(w.sunk_tile.shape[0]):
             w.sunk_tile[r] = (
@@ -362,17 +366,17 @@ def is_in_order(d: int, complete: bool, e: Einsum, p: Pool, m: Machine, rules: R
         w.gap_levels[0, r] = -1
     for j in range(d if complete else d + 1):
         for k in range(position, w.nodes[w.node[j], POSITION], -1):
-            gap = add_loops_inside(gap, j, k, e, p, w)
+            gap = add_loops_inside(gap, j, k, e, p, m, w)
         position = w.nodes[w.node[j], POSITION]
         for r in range(ranks):
             if p.size[w.node_tile[j, r]] != p.size[w.inner_tile[j, r]]:
-                w.gap_levels[gap, r] = level_of_loops(j, r, e, w)
+                w.gap_levels[gap, r] = level_of_loops(j, r, e, m, w)
         # loops directly inside a boundary (no tensor) stand in one gap with those of uneven shares
         if w.nodes[w.node[j], TENSOR] >= 0:
             gap = begin_gap(gap, w)
     if complete:
         for k in range(position, 0, -1):
-            gap = add_loops_inside(gap, d, k, e, p, w)
+            gap = add_loops_inside(gap, d, k, e, p, m, w)
         for r in range(ranks):
             if p.size[p.largest_tile[w.inner_tile[d, r]]] != p.size[w.inner_tile[d, r]]:
                 w.gap_levels[gap, r] = 0
@@ -397,13 +401,13 @@ def begin_gap(gap: int, w: Work) -> int:
 
 
 @njit_inlined
-def add_loops_inside(gap: int, j: int, k: int, e: Einsum, p: Pool, w: Work) -> int:
+def add_loops_inside(gap: int, j: int, k: int, e: Einsum, p: Pool, m: Machine, w: Work) -> int:
     """Adds the loops that cut uneven shares of PEs directly inside of boundary k to a gap, and returns the
     number of the gap outside of it. j: nodes placed inside.
     """
     for r in range(w.gap_levels.shape[1]):
         if trips_inside(w.entry_tile[k, r], p) > 1:
-            w.gap_levels[gap, r] = level_of_loops(j, r, e, w)
+            w.gap_levels[gap, r] = level_of_loops(j, r, e, m, w)
     return begin_gap(gap, w)
 
 
