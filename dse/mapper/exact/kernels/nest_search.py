@@ -205,9 +205,7 @@ def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w
 
 
 @njit_inlined
-def set_reached(
-    d: int, x: int, sinks: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work
-) -> None:
+def set_reached(d: int, x: int, sinks: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> None:
     """Sets w.reached [R]: the tile that a node of tensor x, being placed after d others, may sink to: that
     inside of the loops below it, but for loops below which an order of loops does not let it sink.
 
