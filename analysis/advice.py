@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 import duckdb
@@ -37,6 +37,20 @@ OTHER_UNITS = (
     *("j", "mj", "uj", "nj", "fj", "s", "ms", "us", "ps", "w", "uw", "um2", "ghz", "hz", "mhz"),
     *("kb", "mb", "gb", "kib", "mib", "gib", "b", "bits", "bytes", "cycles", "ns", "pj", "mw", "mm2"),
 )
+KEYWORDS = (
+    "select",
+    "from",
+    "where",
+    "group",
+    "order",
+    "having",
+    "limit",
+    "join",
+    "using",
+    "between",
+    "distinct",
+)
+WITHOUT_BY = re.compile(r"\b(group|order)\s+(?!by\b)\w", re.I)
 MAX_SAID = 3  # machines of which it is said why they have no row
 JOINED = re.compile(r"\bjoin\b((?!\b(?:using|on)\b).)*$", re.I | re.S)  # a last join without its condition
 KEYS = ("machine", "schedule", "workload", "einsum")  # columns by which rows of views meet
@@ -73,6 +87,25 @@ def of_fault(statement: str, columns: Sequence[str]) -> str:
         for words, found in (("write ", names), ("columns hold bare numbers: write ", numbers))
         if found
     )
+
+
+def of_keyword(statement: str, names: Sequence[str]) -> str:
+    """Returns which keyword a misspelt word of a statement is that DuckDB cannot read; "" if none is. names:
+    of columns and views, which are no keywords.
+
+    >>> of_keyword("SELECT machine FORM designs", ["machine", "designs"])
+    'write FROM for FORM'
+    >>> of_keyword("FROM designs ORDER energy_pj", ["designs", "energy_pj"])
+    'write ORDER BY'
+    """
+    code = TEXT.sub("''", statement)
+    known = {*KEYWORDS, *(name.lower() for name in names)}
+    for word in re.findall(r"(?<![\w.])[A-Za-z]{3,}(?![\w.(])", code):
+        near = () if word.lower() in known else get_close_matches(word.lower(), KEYWORDS, 1, 0.75)
+        if near:
+            return f"write {near[0].upper()} for {word}"
+    without = WITHOUT_BY.search(code)
+    return f"write {without[1].upper()} BY" if without else ""
 
 
 def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:

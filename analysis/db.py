@@ -396,12 +396,17 @@ def _advice(con: duckdb.DuckDBPyConnection, text: str, error: BaseException) -> 
         return ""
     if (word := text.strip().rstrip(";").lower()) in views(con):
         return f"write FROM {word}"
+    if "must appear in the GROUP BY clause" in str(error):
+        return "arg_min(machine, energy_pj) is the machine of the least energy_pj"
     if AMBIGUOUS.search(str(error)) and (joined := advice.of_join(con, text)):
         return joined
     names_sql = (
         "SELECT DISTINCT column_name FROM duckdb_columns() WHERE NOT internal AND schema_name = 'main'"
     )
-    return advice.of_fault(text, [name for (name,) in con.execute(names_sql).fetchall()])
+    columns = [name for (name,) in con.execute(names_sql).fetchall()]
+    is_syntax = isinstance(error, duckdb.ParserException)
+    told = advice.of_fault(text, columns)
+    return told or (advice.of_keyword(text, [*columns, *views(con)]) if is_syntax else "")
 
 
 def _place(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 shows. Units come from that column, never from an alias.
 
 Plain references are followed, and functions whose result is in the unit of their first argument (min, avg,
-sum), through subqueries, WITH, joins, set operations and fronts. Any other expression (x / y, CASE, a cast)
+sum), sums and differences of one unit, products with weights, through subqueries, WITH, joins, set operations
+and fronts. Any other expression (x / y, CASE, a cast)
 is no column of a view, and neither is anything that cannot be followed with certainty. The names found are
 compared with those that DuckDB gave the result.
 """
@@ -18,6 +19,7 @@ from typing import Any
 import duckdb
 
 from analysis.computed import literal, nodes
+from dse.explain.units import steps_of
 
 # table functions whose rows are rows of the table in their first argument
 FRONTS = ("pareto", "pareto2", "epsilon_front", "knee")
@@ -25,7 +27,19 @@ FRONTS = ("pareto", "pareto2", "epsilon_front", "knee")
 REPRICED = {"what_if": "what_if({dram_pj: 1.0})", "robust": "robust({dram_pj: 0.1}, 1)"}
 # functions, aggregates and window functions whose result has the unit of their first argument
 SAME_UNIT = {
-    *("abs", "any_value", "approx_quantile", "arg_max", "arg_min", "avg", "ceil", "first", "first_value"),
+    *(
+        "abs",
+        "greatest",
+        "least",
+        "any_value",
+        "approx_quantile",
+        "arg_max",
+        "arg_min",
+        "avg",
+        "ceil",
+        "first",
+        "first_value",
+    ),
     *(
         "floor",
         "lag",
@@ -43,6 +57,7 @@ SAME_UNIT = {
     *("nth_value", "quantile", "quantile_cont", "quantile_disc", "round", "stddev", "stddev_pop"),
     *("stddev_samp", "sum"),
 }
+COUNTS = ("weight", "occurrences")  # columns by which costs are multiplied
 PLAIN = re.compile(r"[a-z_]\w*")  # names that DuckDB gives to columns, never to expressions
 # keys of a `*` in the syntax tree that this module understands
 PLAIN_STAR = {
@@ -280,14 +295,23 @@ def _selected(scope: Scope, select_list: Sequence[Node]) -> Columns | None:
 
 
 def _unit_source(scope: Scope, expression: Node) -> str:
-    """Returns the column of a view in whose unit an expression is; "" where that is not certain."""
-    while expression["type"] != "COLUMN_REF":
-        is_known = expression.get("function_name", "").lower() in SAME_UNIT and not expression.get("schema")
-        if not is_known or not expression["children"]:
-            return ""
-        expression = expression["children"][0]
-    *relation, name = map(str.lower, expression["column_names"])
-    return _looked_up(scope, relation, name)
+    """Returns the column of a view in whose unit an expression is; "" where that is not certain. A sum or
+    difference is in the unit that both sides have; a product with a number of runs (COUNTS) in that of the
+    other side.
+    """
+    if expression["type"] == "COLUMN_REF":
+        *relation, name = map(str.lower, expression["column_names"])
+        return _looked_up(scope, relation, name)
+    name, children = expression.get("function_name", "").lower(), expression.get("children") or ()
+    if expression.get("schema") or not children:
+        return ""
+    if name in SAME_UNIT:
+        return _unit_source(scope, children[0])
+    sources = [_unit_source(scope, child) for child in children]
+    if name in ("+", "-") and all(map(steps_of, sources)) and len({*map(steps_of, sources)}) == 1:
+        return sources[0]
+    others = [source for source in sources if source not in COUNTS]
+    return others[0] if name == "*" and len(others) == 1 else ""
 
 
 def _looked_up(scope: Scope, relation: Sequence[str], name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import log2
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from dse.explain import units
 from dse.explain.reuse_figures import OperationGraph, TensorTraffic, TrafficCurves
 
 MAX_ROWS = 24  # tensors in a picture
+WIDE_INCHES, HIGH_INCHES = 1.5, 0.9  # from one layer of a graph to the next; from one node of it to the next
 MARKERS = ("s", "^", "o", "", "D")
 # pattern of an edge -> colour, line
 EDGES = {
@@ -85,15 +87,26 @@ def operation_graph(given: OperationGraph) -> Picture:
         places.append((float(node.layer), seen[node.layer] - (of_layer[node.layer] - 1) / 2))
         seen[node.layer] += 1
     deepest, widest = max(of_layer), max(of_layer.values())
+    inner = [
+        (edge, places[edge.source], places[edge.target]) for edge in given.edges if not edge.to_next_period
+    ]
+    # how far arcs around the nodes between lie below the line from end to end
+    sags = [_sag(u - x) for _, (x, _), (u, _) in inner]
+    lowest = min(
+        [
+            -widest / 2 - 0.5,
+            *((y + v) / 2 - sag - 0.2 for (_, (_, y), (_, v)), sag in zip(inner, sags, strict=True)),
+        ]
+    )
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(3.0 + 1.5 * (deepest + 1), 2.4 + 0.9 * widest)
+        figure, axes = _figure(
+            3.0 + WIDE_INCHES * (deepest + 1), 1.4 + HIGH_INCHES * (widest / 2 + 0.3 - lowest)
+        )
         ax = axes[0][0]
-        for edge in given.edges:
-            if not edge.to_next_period:
-                (x, y), (u, v) = places[edge.source], places[edge.target]
-                bend = 0.12 + 0.05 * (u - x) if u - x > 1 else 0.0  # around the nodes between
-                at = ((x + u) / 2, (y + v) / 2 - bend * (u - x) / 2)
-                _arrow(ax, (x, y), (u, v), edge.pattern, edge.swizzled, bend, edge.tensor, at)
+        for (edge, (x, y), (u, v)), sag in zip(inner, sags, strict=True):
+            at = ((x + u) / 2, (y + v) / 2 - 0.85 * sag)
+            bend = 2 * sag * HIGH_INCHES / (WIDE_INCHES * (u - x))
+            _arrow(ax, (x, y), (u, v), edge.pattern, edge.swizzled, bend, edge.tensor, at)
         for number, ((source, tensor, pattern, swizzled), targets) in _to_next_period(given):
             x, y = places[source]
             u, v = x - 0.2 + 0.4 * number, y - 0.6
@@ -104,7 +117,7 @@ def operation_graph(given: OperationGraph) -> Picture:
             box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": INK, "linewidth": 0.8}
             ax.text(x, y, text, fontsize=8, ha="center", va="center", bbox=box)
         ax.set_xlim(-0.6, deepest + 0.8)
-        ax.set_ylim(-widest / 2 - 0.6, widest / 2 + 0.3)
+        ax.set_ylim(lowest, widest / 2 + 0.3)
         ax.set_axis_off()
         used = {edge.pattern for edge in given.edges}
         handles = [
@@ -117,6 +130,13 @@ def operation_graph(given: OperationGraph) -> Picture:
             f"{given.title}\nin a box: its loops, outermost first; arrows down: to the next iteration"
         )
     return Picture(figure)
+
+
+def _sag(layers: float) -> float:
+    """Returns how far the middle of an arrow over so many layers lies below the line from end to end, so that
+    longer ones pass below shorter ones; 0: it is straight, as no node is between.
+    """
+    return 0.25 + 0.3 * log2(layers) if layers > 1 else 0.0
 
 
 NextPeriod = tuple[int, str, str, bool]  # source, tensor, pattern, whether it is swizzled

@@ -509,8 +509,23 @@ def _check_study(study: Study, out: Path) -> None:
         studies.changes(env["identity"], identity) if env and isinstance(env.get("identity"), dict) else []
     )
     digest = folder.digest(identity)
-    if lines and digest not in folder.identities(out, folder.asks_of(out)).values():
-        raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
+    if not lines or digest in folder.identities(out, folder.asks_of(out)).values():
+        return
+    written = env["identity"] if env else {}
+    if not all(written.get(name) == identity[name] for name in folder.VERSIONS):
+        # keys that one version alone has make no other study
+        lines = [line for line in lines if "absent" not in line and not line.startswith(folder.VERSIONS)]
+        raise ValueError(
+            "\n".join(
+                [
+                    f"{out}: written by {folder.versions_text(written)}, this is "
+                    f"{folder.versions_text(identity)}, and rows of different versions are not mixed; go on "
+                    f"with the dse that wrote them, or solve again: dse run {out / folder.STUDY} --out NEW",
+                    *(f"{out}: {line}" for line in lines),
+                ]
+            )
+        )
+    raise ValueError("\n".join(f"{out}: {line}; give another --out" for line in lines))
 
 
 def _open(study: Study, store: Store, lines: list[str]) -> Run:

@@ -114,6 +114,11 @@ def read_widths(value: object) -> tuple[tuple[str, int], ...]:
     return tuple((role, given[role]) for role in ROLES if role in given)
 
 
+PORT_ACTIONS = ("read", "write", "fill", "drain")
+# an action between a memory and the one outside -> the action that it is at the memory
+OUTSIDE = {"fill": "write", "drain": "read"}
+
+
 class Port(NamedTuple):
     """A port of a memory that serves some roles in some directions."""
 
@@ -121,6 +126,14 @@ class Port(NamedTuple):
     write: tuple[str, ...]  # roles of the tensors that are written through it
     read_times: float = 1.0  # its rate of reads, in rates of the level (`Level.bandwidth`)
     write_times: float = 1.0
+    # roles of the tensors that arrive from the memory outside, or leave to it, through this port, where they
+    # do so through another one than what is inside writes and reads them
+    fill: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
+
+    def serves(self, action: str) -> tuple[str, ...]:
+        """Returns the roles that an action (a field of the port) on goes through it."""
+        return {"read": self.read, "write": self.write, "fill": self.fill, "drain": self.drain}[action]
 
 
 def read_ports(value: object) -> str | tuple[Port, ...]:
@@ -140,10 +153,10 @@ def read_ports(value: object) -> str | tuple[Port, ...]:
 def _read_port(i: int, given: object, example: str) -> Port:
     if not isinstance(given, Mapping):
         raise ValueError(f"[{i}] = {given} is no port; {example}")
-    if unknown := [key for key in given if key not in ("read", "write", "times")]:
-        raise ValueError(f"[{i}].{unknown[0]} is no key of a port; use read, write, times")
+    if unknown := [key for key in given if key not in (*PORT_ACTIONS, "times")]:
+        raise ValueError(f"[{i}].{unknown[0]} is no key of a port; use {', '.join(PORT_ACTIONS)}, times")
     roles = {}
-    for key in ("read", "write"):
+    for key in PORT_ACTIONS:
         try:
             roles[key] = read_roles(given[key]) if key in given else ()
         except ValueError as fault:
@@ -153,7 +166,7 @@ def _read_port(i: int, given: object, example: str) -> Port:
     times = given.get("times", 1)
     if isinstance(times, bool) or not isinstance(times, int | float) or not 0 < times < inf:
         raise ValueError(f"[{i}].times = {times} is no number above 0; write e.g. 2")
-    return Port(roles["read"], roles["write"], float(times), float(times))
+    return Port(roles["read"], roles["write"], float(times), float(times), roles["fill"], roles["drain"])
 
 
 def read_volts(value: object) -> object:
@@ -418,6 +431,23 @@ def read_takes(value: object) -> Takes:
 NAMES_SCHEMA = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]})
 Names = Annotated[tuple[str, ...], BeforeValidator(read_names), NAMES_SCHEMA]
 DimNames = Annotated[tuple[str, ...], BeforeValidator(lambda value: read_names(value, "[x]")), NAMES_SCHEMA]
+ALL_OTHERS = "*"  # in an order of ranks: all that it does not name
+
+
+def read_order(value: object) -> tuple[str, ...]:
+    """Returns the ranks of an order of loops, outermost first. Raises ValueError."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    if value == () or value == []:
+        return ()
+    named = read_names([one for one in listed if one != ALL_OTHERS], f"[k, m], or '{ALL_OTHERS}' for others")
+    if len(named) + (ALL_OTHERS in listed) < len(listed):
+        raise ValueError("names a rank twice; leave one of both out")
+    if len(listed) == 1:
+        raise ValueError(f"names one rank, so orders nothing; add another, or '{ALL_OTHERS}' for all others")
+    return tuple(listed)
+
+
+OrderOfRanks = Annotated[tuple[str, ...], BeforeValidator(read_order), NAMES_SCHEMA]
 AMOUNTS = WithJsonSchema(
     {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 )
@@ -436,6 +466,8 @@ class Rule:
     bypass: Names = ()  # memory: tensors that may not stand there
     # memory: one tile, at most
     tile: Annotated[tuple[TileLimit, ...], BeforeValidator(read_tiles), AMOUNTS] = ()
+    order: OrderOfRanks = ()  # memory: ranks whose temporal loops stand there in this order, outermost first
+    inside: Names = ()  # memory: ranks whose temporal loops all stand inside of its tiles
     utilization: Annotated[float, Field(gt=0, le=1)] | None = None  # share of the PEs that work, at least
 
     __pydantic_config__ = NO_OTHER_KEYS
@@ -456,11 +488,6 @@ def _read_rule(i: int, entry: object) -> Rule:
     if not isinstance(entry, Mapping):
         raise ValueError(f"[{i}] = {entry} is no rule; write e.g. {{at: x, ranks: [input_channel]}}")
     known = [one.name for one in fields(Rule)]
-    if "order" in entry:
-        raise ValueError(
-            f"[{i}].order = {entry['order']} cannot be kept: orders of loops are not searched under rules; "
-            "limit trip counts (factors), or leave it out"
-        )
     for key in entry:
         if key not in known:
             raise ValueError(f"[{i}].{key} = {entry[key]} is no key of a rule; use {', '.join(known)}")
@@ -644,6 +671,8 @@ class MacUnit:
     # roles of the operands whose zeros are gated: such an operation takes its cycles, and no energy; those of
     # other operands are skipped
     gates: Gates = ()
+    # PEs step together through the groups of an operand in N:M: they share what they read and add up
+    lockstep: bool = False
     # which einsums it does, of several computes: each does those that no other does cheaper
     takes: Annotated[
         Takes,
@@ -783,15 +812,41 @@ class Level:
         return dict(self.bits).get(tensor_role, elsewhere)
 
     def port(self, tensor_role: str, action: str) -> tuple[str, float]:
-        """Returns (name of the port that serves an action, read or write, on a tensor of a role; its rate of
-        them in rates of the level). One port for all actions is called "both".
+        """Returns (name of the port that serves an action of PORT_ACTIONS on a tensor of a role; its rate of
+        them in rates of the level). One port for all actions is called "both". Fills and drains go through
+        the port of writes and reads unless a port names them.
         """
+        if action in OUTSIDE and not self.apart_outside(tensor_role, action):
+            action = OUTSIDE[action]
         if isinstance(self.ports, str):
             return (action if self.ports == "separate" else "both"), 1.0
         for i, one in enumerate(self.ports):
-            if tensor_role in (one.write if action == "write" else one.read):
-                return f"port {i}", one.write_times if action == "write" else one.read_times
+            if tensor_role in one.serves(action):
+                return f"port {i}", one.write_times if action in ("write", "fill") else one.read_times
         return "port 0", 1.0  # of what may not stand here (component._port_faults)
+
+    def apart_outside(self, tensor_role: str, action: str) -> bool:
+        """True if fills or drains (action) of tensors of a role go through a port of their own."""
+        return not isinstance(self.ports, str) and any(
+            tensor_role in one.serves(action) for one in self.ports
+        )
+
+    def rates(self) -> tuple[float, float]:
+        """Returns accesses per cycle: at least, of any action at its port; at most, of all ports together."""
+        if isinstance(self.ports, str):
+            return self.bandwidth, self.bandwidth * (2 if self.ports == "separate" else 1)
+        served = [
+            [
+                n
+                for n, of in (
+                    (one.read_times, (*one.read, *one.drain)),
+                    (one.write_times, (*one.write, *one.fill)),
+                )
+                if of
+            ]
+            for one in self.ports
+        ]
+        return self.bandwidth * min(map(min, served)), self.bandwidth * sum(map(max, served))
 
 
 @dataclass(frozen=True, slots=True)
@@ -850,6 +905,7 @@ class Compute:
     name: str = role_field("structure", "MAC")  # in capitals that of the file, where a machine has several
     core: str = role_field("structure", "")  # core that it is a part of; "": the machine has none
     takes: Takes = role_field("structure", TAKES_ALL)  # einsums that it does
+    lockstep: bool = role_field("structure", False)  # PEs step through operands in N:M together
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class Columns:
     # [D, V] the same, or all dimensions for a level of which PEs share instances (`Fanout.shared`)
     around: NDArray[np.bool_]
     gated: NDArray[np.bool_]  # [roles] whether zeros of operands of a role are gated (`Compute.gates`)
+    lockstep: bool  # whether PEs step through operands in N:M together (`Compute.lockstep`)
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
@@ -152,9 +153,9 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
     """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`,
-    `around` and `gated`, which are the same in all, stay.
+    `around`, `gated` and `lockstep`, which are the same in all, stay.
     """
-    first, names = groups[0], [one.name for one in fields(Columns)[3:]]
+    first, names = groups[0], [one.name for one in fields(Columns)[4:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
         for name in names
@@ -317,6 +318,7 @@ class Table:
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         gates = next((node.gates for node in template if isinstance(node, MacUnit)), ())
+        lockstep = any(node.lockstep for node in template if isinstance(node, MacUnit))
         memories = [(i, node) for i, node in enumerate(template) if isinstance(node, Memory)]
         below = np.array(
             [
@@ -359,6 +361,7 @@ class Table:
             below,
             below | np.array([bool(memory.along) for _, memory in memories]),
             np.array([of in gates for of in ROLES]),
+            lockstep,
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hw.arch import (
     LAYOUT_FIELDS,
+    OUTSIDE,
     PLAIN_UNITS,
     ROLES,
     SIZE_UNITS,
@@ -702,8 +703,8 @@ def rule_faults(rules: Sequence[Rule], nodes: Sequence[Node | None], prefix: str
     dims = [dim for node in nodes if isinstance(node, Array) for dim in node.dims]
     # what may stand at a memory, a dimension, the machine
     allowed = {
-        "memory": ("factors", "keep", "bypass", "tile"),
-        "dimension": ("ranks", "factors"),
+        "memory": ("factors", "order", "inside", "keep", "bypass", "tile"),
+        "dimension": ("ranks", "factors", "utilization"),
         "machine": ("utilization",),
     }
     for i, rule in enumerate(rules):
@@ -832,7 +833,7 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             f"{key}.bits = {_shown_widths(node)} cannot be: a tensor lies in the outermost level as wide as "
             "all that write and read it move it; leave it out, and use word_bits or the workload's bits"
         )
-    yield from _port_faults(node)
+    yield from _port_faults(node, outermost)
     for role, bits in node.bits:
         if role not in node.may_keep:
             yield (
@@ -843,7 +844,7 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
         yield f"{key}.bypass = true cannot be: the outermost level holds every tensor; leave it out"
 
 
-def _port_faults(node: Memory) -> Iterator[str]:
+def _port_faults(node: Memory, outermost: bool) -> Iterator[str]:
     key = node.name
     if node.write_bandwidth is not None and node.writes_per_cycle is not None:
         yield (
@@ -866,6 +867,21 @@ def _port_faults(node: Memory) -> Iterator[str]:
                 yield (
                     f"{key}.ports serve {way} of {role}, which may not stand there; leave it out, or add it "
                     "to may_keep"
+                )
+    for way, same in OUTSIDE.items():
+        served = [role for one in node.ports for role in one.serves(way)]
+        for role in dict.fromkeys(served):
+            if role != "output":
+                yield (
+                    f"{key}.ports serve {way} of {role}, which comes from outside alone: name it in {same} "
+                    "of a port"
+                )
+            elif outermost:
+                yield f"{key}.ports serve {way} of {role}, and nothing is outside of {key}; leave it out"
+            elif served.count(role) > 1 or role not in node.may_keep:
+                yield (
+                    f"{key}.ports serve {way} of {role} {served.count(role)} times; name it at one port, of "
+                    "a memory where it may stand"
                 )
 
 
@@ -1280,6 +1296,7 @@ def compute_of(spec: Machine, node: MacUnit) -> Compute:
         area_mm2=_or_table(node.area_mm2, units * mac_unit.area_mm2),
         merge_pj=_or_table(node.merge_pj, alu),
         gates=node.gates,
+        lockstep=node.lockstep,
     )
     if not node.vector_lanes:
         return compute

@@ -57,7 +57,7 @@ HEAD = (
     "word_bits",
     "overlap",
 )  # fields of Machine that belong to no node
-OF_FILES = ("name", "dims", "in_core", "takes")  # fields of nodes that no axis names
+OF_FILES = ("name", "dims", "in_core", "takes", "lockstep")  # fields of nodes that no axis names
 # roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block
@@ -132,7 +132,7 @@ def parse(template: Machine, raw: object, prefix: str = "space") -> Space:
     return Space(template, tuple(axes))
 
 
-def override(template: Machine, given: Mapping[str, object], prefix: str = "set") -> Machine:
+def override(template: Machine, given: Mapping[str, object]) -> Machine:
     """Returns the machine with other values, written as in a machine file ("256 KiB"). Raises SpaceError with
     all faults.
     """
@@ -141,7 +141,7 @@ def override(template: Machine, given: Mapping[str, object], prefix: str = "set"
         try:
             values[key] = _value(_kind(template, key), value, key)
         except SpaceError as fault:
-            faults.append(f"{prefix}.{key} {fault}")
+            faults.append(f"{key} {fault}")
     if faults:
         raise SpaceError("\n".join(faults))
     return apply(template, values)

@@ -335,6 +335,20 @@ def mappings(problem: Problem, tiles: str, order: Order = "levels") -> Iterator[
             yield nest(e, arch, skeleton, s, chosen)
 
 
+def in_orders(mapping: Mapping) -> Iterator[Mapping]:
+    """The mapping with the loops of each gap in every order."""
+    runs: list[list[Loop | Store]] = []
+    for node in mapping.nodes:
+        timed = isinstance(node, Loop) and not node.over
+        last = runs[-1][-1] if runs else None
+        if timed and isinstance(last, Loop) and not last.over:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    for order in product(*map(permutations, runs)):
+        yield Mapping(tuple(chain(*order)))
+
+
 def _long(e: Einsum) -> list[str]:
     return [rank for rank, n in e.extents if n > 1] or [e.extents[0][0]]
 
@@ -377,7 +391,9 @@ def _ports(e: Einsum, arch: Arch, instances: int) -> list[tuple[int, int, str]]:
         for instance in range(instances)
         for v, level in enumerate(arch.levels)
         for name in dict.fromkeys(
-            gate(level, tensor, way, e)[0] for tensor in may_keep(e, level) for way in ("read", "write")
+            gate(level, tensor, way, e)[0]
+            for tensor in may_keep(e, level)
+            for way in ("read", "write", "fill", "drain")
         )
     ]
 
@@ -438,7 +454,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
             name, times = gate(level, tensor, action, e)
             found[2 + every.index((instance, v, name))] = actions / (level.bandwidth * times)
         else:
-            found[0] = actions * (level.read_pj if action == "read" else level.write_pj)
+            found[0] = actions * (level.read_pj if action in ("read", "drain") else level.write_pj)
         return found
 
     def terms(
@@ -621,9 +637,9 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                     if child:
                         for i, (scale, own) in enumerate(terms(p, above, True, own_tiles, skip, above_child)):
                             for action in (
-                                ("write", "read")[i:]
+                                ("fill", "drain")[i:]
                                 if output and not skip
-                                else ("write",)[: 1 - (i if output else 0)]
+                                else ("fill",)[: 1 - (i if output else 0)]
                             ):
                                 draft.add(own, column(child[1], action, p.tensor, instance, sign * scale))
             if output and child and arch.compute.merge_pj:

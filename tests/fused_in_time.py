@@ -18,6 +18,7 @@ from dse.sim.einsum.evaluate import Solution
 from dse.sim.schedule.faults import faults
 from dse.sim.schedule.graph import evaluate
 from hw.arch import Arch
+from tests.nests import ported
 from tests.schedules import own_nest, random_workload
 from tests.test_timed import random_machine
 from tests.timed import alike, walk
@@ -96,15 +97,16 @@ def trips(loops: list[Loop], sizes: dict[str, int]) -> Iterator[dict[str, int]]:
         yield from trips(loops[1:], {**sizes, loop.rank: min(loop.tile, left - low)})
 
 
-def random_fused(rng: Random) -> tuple[Arch, Workload, Schedule]:
+def random_fused(rng: Random, with_ports: bool = False) -> tuple[Arch, Workload, Schedule]:
     """Two or three einsums that share loops over rows of what they hand on, with nodes below them; the rest
-    of each nest is its own.
+    of each nest is its own. with_ports: levels say which of their ports serves what
     """
     while True:
         workload = random_workload(rng, rng.randint(2, 3), False)
         if any(e.points() > POINTS for e in workload.einsums):
             continue
         arch = random_machine(rng)
+        arch = ported(arch, workload.einsums[0]) if with_ports else arch
         schedule = drawn(rng, arch, workload)
         if (
             schedule
@@ -185,8 +187,8 @@ class Timed:
     fault: str = ""
 
 
-def timed(seed: int) -> Timed:
-    arch, workload, schedule = random_fused(Random(seed))
+def timed(seed: int, with_ports: bool = False) -> Timed:
+    arch, workload, schedule = random_fused(Random(seed), with_ports)
     found = evaluate(arch, workload, schedule, "latency")
     assert isinstance(found, Solution)
     walked, anyhow, contended = dict[str, Fraction](), dict[str, Fraction](), False

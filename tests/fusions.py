@@ -14,7 +14,7 @@ from itertools import chain, combinations, permutations, product
 from math import ceil, inf
 from random import Random
 
-from dse.mapping.constraints import FREE, minimal_mapping
+from dse.mapping.constraints import FREE, minimal_mapping, ruled
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment
 from dse.mapping.searched import Space, excluding_features
@@ -30,9 +30,10 @@ from dse.solve.options import SolverOptions
 from dse.solve.schedules.fused import _best_schedules, fused, graph
 from dse.solve.schedules.nests import Nests
 from dse.solve.solve import _layouts, solve
-from hw.arch import ROLES, Access, Arch, Compute, Fanout, Level
-from tests import rates
+from hw.arch import ROLES, Access, Arch, Compute, Fanout, Level, Rule
+from tests import rates, rules_kept
 from tests.enumeration import mappings, size
+from tests.nests import ported
 from workloads.einsum import Einsum, csr, einsum
 from workloads.graph import Workload
 
@@ -189,6 +190,12 @@ def networked_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
     return rates.drawn(arch, rng) if seed % 2 else arch, workload
 
 
+def ported_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
+    """The same with levels that say which of their ports serves what, at rates of their own."""
+    arch, workload = rated_case(seed, overlap, FEW * 4)
+    return ported(arch, workload.einsums[0]), workload
+
+
 def widened_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload]:
     """The same with a level below that narrows or widens elements, of some tensors or of sums alone."""
     rng = Random(f"widths {seed}")
@@ -248,13 +255,15 @@ class Everything:
     """The least figure of all schedules that `space` covers: einsums alone, and segments below one loop over
     ranks of all results, with any tensors that it does not cut held whole; where the space has depths, also
     below up to three loops of any ranks, every tensor at any depth among them. Which loops may be shared is
-    what `faults` lets pass. nests: (cost, own bits at GLB) of an einsum's nests where it stands.
+    what `faults` lets pass. rules: that nests keep (tests/rules_kept.py). nests: (cost, own bits at GLB) of
+    an einsum's nests where it stands.
     """
 
     arch: Arch
     workload: Workload
     objective: Objective
     space: Space
+    rules: tuple[Rule, ...] = ()
     nests: dict[object, list[tuple[float, int]]] = field(default_factory=dict)
     legal: dict[object, bool] = field(default_factory=dict)
 
@@ -442,7 +451,17 @@ class Everything:
         near = {*handed_on(own), *depths, *stays} & {*_tensors(e)}
         fill = [minimal_mapping(o, self.arch) for o in own]
         kept = tuple(Store(level, t) for t in stays for level in ("DRAM", "GLB"))
-        for nest in self.all(e, {ranks[j]: tile for ranks, tile in loops}, frozenset(near)):
+        shared = (
+            dict.fromkeys(stays, 0)
+            | {t: depth for t, depth in depths.items() if t in near}
+            | {t: len(loops) for t in handed_on(own) if t in near}
+        )
+        outside = {p.tensor for o in self.workload.einsums if o not in own for p in o.inputs}
+        outer = {t for t in shared if t in depths or t in outside} - {*stays}
+        own_loops = [(ranks[j], tile) for ranks, tile in loops]
+        for nest in self.all(e, dict(own_loops), frozenset(near)):
+            if not rules_kept.kept(self.rules, e, self.arch, own_loops, shared, outer, nest.nodes):
+                continue
             nests = [*fill[:j], replace(nest, nodes=(*kept, *nest.nodes)), *fill[j + 1 :]]
             segment = self.text(own, loops, depths, nests)
             one = placed.placed_segments(wide, Workload("", own), Schedule((segment,)))[0][j]
@@ -626,16 +645,31 @@ def wrong(seed: int, overlap: str = "free", rated: bool = False) -> list[str]:
     return unlike(seed, *(rated_case if rated else random_case)(seed, overlap))
 
 
-def unlike(seed: int, arch: Arch, workload: Workload) -> list[str]:
+def ruled_case(seed: int, overlap: str = "free") -> tuple[Arch, Workload, tuple[Rule, ...]]:
+    """A random case of two or three einsums under rules; every third of three levels, of two widths."""
+    rng = Random(f"rules {seed}")
+    if seed % 3 == 2:
+        arch, workload = widened_case(seed, overlap)
+    else:
+        arch, workload = enumerable(
+            lambda: (small_machine(rng, overlap), small_workload(rng, rng.randint(2, 3)))
+        )
+    return arch, workload, rules_kept.drawn_rules(rng, arch, workload)
+
+
+def unlike(seed: int, arch: Arch, workload: Workload, rules: tuple[Rule, ...] = ()) -> list[str]:
     """What the engine says otherwise than the list of all schedules: its figure, its gap. With several shared
-    loops for energy, and with one.
+    loops for energy, and with one. rules: that both keep.
     """
     lines = []
     searches: tuple[tuple[Objective, bool], ...] = (("energy", True), ("energy", False), ("latency", False))
     for objective, several in searches:
-        found = fused(arch, workload, objective, "perfect", lambda _: FREE, several_loops=several)
+        found = fused(
+            arch, workload, objective, "perfect", lambda e: ruled(FREE, rules, e, arch), several_loops=several
+        )
         space = found.space if isinstance(found, Solution) and found.space else one_loop(workload)
-        best = Everything(arch, workload, objective, space).best()
+        free = tuple(replace(one, rules=()) for one in space.mappings)
+        best = Everything(arch, workload, objective, replace(space, mappings=free), rules).best()
         if isinstance(found, Infeasible):
             lines += [f"seed {seed} {objective}: {found}, enumerated {best}"] if best < inf else []
             continue

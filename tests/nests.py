@@ -327,7 +327,7 @@ def ported(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
     """Of so many machines one with levels whose ports serve some tensors, in some directions, each at rates
     of its own.
     """
-    rng = drawn_from(arch, e, "ports")
+    rng, outside = drawn_from(arch, e, "ports"), drawn_from(arch, e, "ports outside")
     if rng.randrange(one_in):
         return arch
 
@@ -335,13 +335,23 @@ def ported(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
         if rng.random() < 0.4:
             return level.ports
         at = {(of, way): rng.randrange(rng.choice([1, 2, 3, 4])) for of in level.may_keep for way in range(2)}
-        return tuple(
+        found = tuple(
             Port(
                 *(tuple(of for of in level.may_keep if at[of, way] == number) for way in range(2)),
                 *(rng.choice([0.25, 0.5, 1, 1, 2, inf]) for _ in range(2)),
             )
             for number in sorted({*at.values()})
         )
+        if level is arch.levels[0] or "output" not in level.may_keep:
+            return found
+        # sums that arrive from outside, or leave to it, through one of these ports or one more
+        extra = Port((), (), *(outside.choice([0.5, 1, 2]) for _ in range(2)))
+        ends = [outside.choice([None, None, *range(len(found) + 1)]) for _ in range(2)]
+        told = [
+            port._replace(fill=("output",) * (ends[0] == i), drain=("output",) * (ends[1] == i))
+            for i, port in enumerate((*found, extra))
+        ]
+        return tuple(port for port in told if any(port[:2] + port[4:]))
 
     return replace(arch, levels=tuple(replace(level, ports=ports(level)) for level in arch.levels))
 

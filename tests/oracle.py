@@ -50,13 +50,17 @@ def gate(level: Level, tensor: str, action: str, e: Einsum) -> tuple[str, float]
     """The port that an access takes, and its rate over the level's."""
     if level.ports == "shared":
         return "any", 1.0
+    within = {"fill": "write", "drain": "read"}.get(action, action)
     if level.ports == "separate":
-        return action, 1.0
-    way = ("read", "write").index(action)
+        return within, 1.0
+    # a port: what is read and written there, rates of both, what arrives from outside and leaves to it
+    named = {"read": 0, "write": 1, "fill": 4, "drain": 5}
+    if not any(part(tensor, e) in port[named[action]] for port in level.ports):  # type: ignore[operator]
+        action = within
     ((number, times),) = (
-        (number, port[2 + way])
+        (number, port[2 + ("read", "write").index(within)])
         for number, port in enumerate(level.ports)
-        if part(tensor, e) in port[way]  # type: ignore[operator]
+        if part(tensor, e) in port[named[action]]  # type: ignore[operator]
     )
     return f"no. {number}", float(times)  # type: ignore[arg-type]
 
@@ -85,7 +89,9 @@ def kept(density: float, form: str, index_bits: int) -> Fraction:
 
 def compressed_bits(tensor: Projection, elements: int, rows: int, word: int) -> int:
     share = kept(tensor.density, tensor.format, tensor.index_bits)
-    values = ceil(share * elements - Fraction(1, 10**7)) if tensor.format == "rle" else ceil(share * elements)
+    values = (
+        ceil(share * elements - Fraction(1, 2 * 10**6)) if tensor.format == "rle" else ceil(share * elements)
+    )
     masks = elements if tensor.format == "bitmask" else 0
     return values * ((tensor.bits or word) + tensor.index_bits) + rows * tensor.pointer_bits + masks
 
@@ -169,7 +175,8 @@ class Walk:
             tensor.bits or word,
         )
 
-    def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
+    def add(self, at: int, level: str, tensor: str, action: str, n: float, outside: str = "") -> None:
+        """outside: whether it is a fill or a drain, for the memory outside."""
         self.tally.total[level, tensor, action] += n
         # the first word that is read of an operand at a level is waited for
         if action == "read" and tensor != self.e.output.tensor and self.latency.get(level):
@@ -181,7 +188,7 @@ class Walk:
                 if position < at and loop.over not in alone(self.arch, level)
             ),
             Counter(),
-        )[level, tensor, action] += n
+        )[level, tensor, outside or action] += n
 
     def box(self, tensor: Projection, env: dict, clip: bool) -> list:
         axes = []
@@ -306,7 +313,7 @@ class Walk:
         mine = all(not lane or loop.over not in alone(self.arch, node.level) for _, loop, lane in self.lanes)
         if chain and output and mine:
             parent_at, parent = chain[-1]
-            self.add(at, node.level, node.tensor, "read", self.words(tensor, elements))
+            self.add(at, node.level, node.tensor, "read", self.words(tensor, elements), "drain")
             self.merge(chain[-1], tensor, elements)
             if not self.share(tensor, chain[-1], node.level):
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
@@ -335,7 +342,7 @@ class Walk:
             return []
         begun = [x for x in elements if output and self.fresh(at, level, x)]
         wanted = [x for x in elements if x not in set(begun)]
-        self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted, output))
+        self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted, output), "fill")
         if not self.share(tensor, parent, node.level):
             self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted, output))
         return begun
@@ -390,7 +397,15 @@ class Walk:
             self.still(tensor, level, "")
             met = output and self.meets(element, env)
             met_there = output and self.meets(element, env, (at, level))
-            if self.share(tensor, (at, level), apart=self.apart()):
+            stepped = self.stepped(tensor)
+            if self.share(tensor, (at, level), apart=frozenset() if stepped else self.apart()):
+                continue
+            if output and stepped:  # of each group its nonzeros are added, at once or one after the other
+                self.add(at, level, tensor.tensor, "read", share - skip)
+                self.add(at, level, tensor.tensor, "write", share)
+                continue
+            if stepped and self.takes_groups(tensor, stepped):
+                self.add(at, level, tensor.tensor, "read", 1)
                 continue
             if output and share < 1:
                 self.add_up(at, level, tensor, skip, met, met_there, share)
@@ -482,6 +497,30 @@ class Walk:
             for dim in other.dims
             for rank, _ in dim.terms
         )
+
+    def stepped(self, tensor: Projection) -> Projection | None:
+        """The operand of which all lanes are at the same group of neighbours at a time, as a tensor sees it:
+        no other has zeros, and groups are whole. Sums of lanes at different places of a group meet in one
+        element unless its rank is the result's.
+        """
+        holey = [other for other in self.e.inputs if other.density < 1]
+        if not self.arch.compute.lockstep or len(holey) != 1 or ":" not in holey[0].format:
+            return None
+        if self.e.output.format != "dense":
+            return None
+        if len(holey[0].dims[-1].terms) != 1:
+            return None
+        ((rank, step),) = holey[0].dims[-1].terms
+        long = int(holey[0].format.partition(":")[2])
+        if step != 1 or dict(self.e.extents)[rank] % long or holey[0].dims[-1].size % long:
+            return None
+        return None if tensor is self.e.output and rank in self.own_ranks() else holey[0]
+
+    def takes_groups(self, tensor: Projection, stepped: Projection) -> bool:
+        """Whether lanes may want different values of one group of an operand."""
+        own = {rank for dim in tensor.dims for rank, _ in dim.terms}
+        ranks = {rank for dim in stepped.dims for rank, _ in dim.terms}
+        return tensor.format == "dense" and stepped.dims[-1].terms[0][0] in own and not ranks <= own
 
     def stored(self, tensor: Projection) -> float:
         """Of a compressed operand what an iteration walks past, over a value's width: with the chance of a

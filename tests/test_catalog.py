@@ -28,6 +28,7 @@ SAMPLES = {
     "conv3d": ("k=4,c=2,p=2,q=2,o=2,r=3,s=3,t=3", 1728, 216, 1),
     "depthwise": ("c=4,p=3,q=3,r=3,s=3,stride=2", 324, 36, 1),
     "conv_transpose": ("k=4,c=2,p=3,q=3,r=3,s=3,stride=2,pad=1,output_pad=1", 648, 72, 1),
+    "conv_transpose3d": ("k=4,c=2,p=2,q=2,o=2,r=3,s=3,t=2,stride=2,pad=1", 1152, 144, 1),
     "pool": ("c=4,p=2,q=2,r=2,s=2,kind=average,stride=2", 0, 0, 1),
     "unary": ("n=9,function=gelu", 0, 0, 1),
     "binary": ("n=9,rows=2,function=mul", 0, 0, 1),

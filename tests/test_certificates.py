@@ -133,7 +133,7 @@ def test_a_tensor_read_twice_is_of_its_first_reading_in_segments(tmp_path: Path,
     assert schedule
     assert any(len(segment.branches) == 2 for segment in schedule.segments)
     text = str(schedule)
-    assert "store DRAM A W1 S\n" in text
+    assert {"A", "W1", "S"} in [set(line.split()[2:]) for line in text.splitlines() if "store DRAM" in line]
     (tmp_path / "again.txt").write_text(text)
     assert (
         solved(

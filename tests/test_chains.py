@@ -48,7 +48,7 @@ BOUNDED = {  # what a recursion may be as deep as
     "a call or two": {
         "dse/solve/solve.py": {
             "_best",
-            "_best_or_gogeta",
+            "_with_parts_or_gogeta",
             "_cached_schedule",
             "_search_schedule",
             "_unfused_below",

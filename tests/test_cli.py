@@ -1253,7 +1253,9 @@ def test_weights_are_what_the_file_names_wherever_they_stand(tmp_path: Path) -> 
         path.write_text(f"extents: {{q: 4, c: 6, d: 8, e: 2}}\neinsums: {json.dumps([*texts])}\n{weights}\n")
         line, layers = check.file(str(path))
         rows.append([(layer.weights, layer.inputs) for layer in layers])
-        assert ("names no weights, so WQ, X, K, V count as inputs" in line) == (not weights)
+        assert ("names no weights" in line) == (not weights)
+        inputs = "X (read by Q), K (read by S), V (read by O)"
+        assert f"no einsum writes: {'' if weights else 'WQ (read by Q), '}{inputs}" in line
     assert rows == [[(16, 8), (0, 80), (0, 72)], [(0, 24), (0, 80), (0, 72)]]
 
 
@@ -1270,8 +1272,10 @@ def test_check_of_good_files(tmp_path: Path) -> None:
     assert [line.split(": ", 1)[1].split(",")[0] for line in said] == [
         "study small",
         "workload ffn",
+        "A (read by C)",
         "machine edge_array",
         "2 lpddr4 channels",
+        "no vdd is given",
         "study edge-cnn",
     ]
     assert "27 machines" in said[0]

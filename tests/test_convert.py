@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise, product
 from math import inf
 from random import Random
 
 import pytest
 
-from dse.layout.address import Layout, row_major
+from dse.layout.address import Layout, address, row_major
 from dse.layout.text import parse, show
 from dse.mapping.conversion import copy_einsum
 from dse.mapping.nest import Mapping, TensorLayout, faults
@@ -74,6 +75,8 @@ def check(seed: int, shapes: Sequence[tuple[int, ...]]) -> float:
     value = objective_value(objective, found.energy, found.cycles)
     assert cost(found.mapping) == value
     least = min(cost(nest) for nest in mappings(problem, "imperfect_spatial"))
+    bound = objective_value(objective, *Conversions(arch, objective).lower_bound(None, shape))
+    assert bound <= least * (1 + 1e-9)
     assert value / (1 + found.gap) <= least * (1 + 1e-9)
     return value / least - 1
 
@@ -132,5 +135,18 @@ def test_blocks_lie_in_one_piece() -> None:
         found = blocks(layout)
         assert all(addresses(layout, box) == box[0] * box[1] * box[2] - 1 for box in found)
         assert found[-1] == (8, 14, 5)
+    layout = parse("b2 A/4 C B/2 a4", ("A", "B", "C"), (8, 14, 5))
+    pieces = []
+    for box in blocks(layout):
+        own = sorted(address(layout, at) for at in product(*map(range, box)))
+        pieces.append((box, sum(b != a + 1 for a, b in pairwise(own)) + 1))
+    assert pieces == [
+        ((1, 1, 1), 1),
+        ((2, 1, 1), 1),
+        ((4, 1, 1), 1),
+        ((4, 14, 1), 2),
+        ((4, 14, 5), 2),
+        ((8, 14, 5), 1),
+    ]
     asked = [line_count(row_major(("A", "B"), (8, 6)), box, 4) for box in ((8, 1), (1, 6), (2, 6))]
     assert asked == [48, 16, 12]  # an element each; runs of 6 begin in the middle of a line every other time

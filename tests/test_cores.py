@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dse.mapping.constraints import FREE
+from dse.mapping.constraints import FREE, ruled
 from dse.mapping.nest import Loop, Store
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import covers, words
@@ -22,7 +22,7 @@ from dse.solve.schedules.fusible_segments import array_of_cores, joined_segments
 from dse.solve.schedules.nests import Nests
 from dse.solve.solve import solve
 from hw import machine
-from hw.arch import Arch
+from hw.arch import Arch, read_rules
 from tests.fuzzed import Case, Tally, fuzz, stated
 from tests.test_schedule_walks import compared
 from workloads.einsum import einsum
@@ -153,3 +153,21 @@ def test_no_schedule_costs_less_than_is_claimed(
     assert fuzz(case, 1, 100, objective, stated, tallies, solvers=({"schedule": "fused"},)) == 100
     assert not [line for own in tallies.values() for line in own.failures]
     assert tallies["fused"].covered > 20
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_split"),
+    [
+        ([{"at": "core", "ranks": ["m"]}], True),
+        ([{"at": "core", "factors": {"m": 2}}, {"utilization": 1.0}], True),  # of all cores together
+        ([{"at": "core", "ranks": ["n"], "einsums": ["e0"]}], False),
+        ([{"at": "core", "factors": {"m": 1}, "einsums": ["e1"]}], False),
+    ],
+)
+def test_segments_are_split_as_rules_allow(
+    tmp_path: Path, rules: list[dict[str, object]], is_split: bool
+) -> None:
+    arch, limits = cores(tmp_path), read_rules(rules)
+    found = fused.fused(arch, PRODUCTS, "energy", "perfect", lambda e: ruled(FREE, limits, e, arch))
+    assert isinstance(found, Solution)
+    assert bool(found.schedule and not found.schedule.is_unfused()) == is_split

@@ -18,6 +18,7 @@ from dse.frontend import api, runs
 from dse.sim.einsum.evaluate import Solution
 from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
+from dse.solve.gogeta.clusters import between_clusters
 from dse.solve.gogeta.emitted import moved_words
 from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
 from dse.solve.options import SolverOptions
@@ -29,7 +30,8 @@ from workloads.einsum import einsum
 from workloads.graph import Workload
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("seq-flex", "seq-overflow", "gogeta", "residency")
+NAMES = ("seq-flex", "seq-overflow", "gogeta", "gogeta-df", "residency")
+GOGETA_MAP = {"solver.schedule": "gogeta", "solver.factors": "perfect"}
 FLAT = Arch(
     "flat",
     (Level("DRAM", None, 8, 100.0, 100.0, 4.0, bypass=False), Level("GLB", 8 * 200, 8, 1.0, 1.0)),
@@ -406,3 +408,46 @@ def test_what_moves_more_in_a_pipeline_runs_one_by_one() -> None:
     sets = {"sram.capacity": "32 KiB", "solver.schedule": "gogeta", "solver.factors": "perfect"}
     memory = api.map("cg:matrix=aft02,iterations=1", "gogeta_clusters", **sets).solution.memory
     assert memory.moved_words == memory.listed_words
+
+
+def test_stages_pass_each_word_through_one_link() -> None:
+    """T of 4 x 12 goes from the first cluster to the second one; in slices of rows nothing goes between."""
+    texts = ("T[m,n] = relu(X[m,n])", "Y[m,n] = gelu(T[m,n])")
+    w = Workload("pair", tuple(einsum(text, {"m": 12, "n": 4}, f"e{i}") for i, text in enumerate(texts)))
+    two = replace(SLICES, fanouts=(Fanout("clusters", 1, (("C", 2),), (True,), (True,)),))
+    words, moved = {}, {}
+    for name in ("gogeta", "gogeta-df"):
+        one = solved(two, w, name)
+        assert one.schedule is not None
+        assert compared(two, w, one.schedule) == []
+        words[name], moved[name] = between_clusters(two, w, one.schedule), dram(one)
+        (segment,) = one.schedule.segments
+        assert segment.pipelined == (name == "gogeta-df")
+    assert words == {"gogeta": 0, "gogeta-df": 48}
+    assert moved == {"gogeta": 96, "gogeta-df": 96}
+
+
+def test_slices_of_rows_send_small_matrices_round_as_in_figure_12() -> None:
+    """Lines 4 and 5 of CG on 16 clusters: L to all of them, and sums of G from all: 15 links each."""
+    found = api.map("cg:matrix=ecology1,n=8,iterations=1", "gogeta_clusters", **GOGETA_MAP)
+    assert found.solution.schedule is not None
+    lines = next(s for s in found.solution.schedule.segments if s.branches[0].einsum.endswith(".4"))
+    names = [branch.einsum for branch in lines.branches]
+    own = replace(
+        found.workload, einsums=tuple(e for e in found.workload.einsums if e.name in names), repeats=()
+    )
+    alone = replace(found.solution.schedule, segments=(lines,), retained=())
+    assert [name.partition(".")[2] for name in names] == ["4", "4u", "5"]
+    assert between_clusters(found.arch, own, alone) == 2 * 8 * 8 * 15
+
+
+def test_a_stage_reads_twice_what_another_one_passes_to_it() -> None:
+    """Lines 4 and 5 of CG: R = R - S L goes to G = R R' under both of its names."""
+    arch = replace(SLICES, levels=(SLICES.levels[0], replace(SLICES.levels[1], capacity_bits=8 * 30)))
+    w = hpc.cg(rows=24, nnz=72, n=2, iterations=1)
+    one = solved(arch, w, "gogeta-df")
+    assert one.schedule is not None
+    (stages,) = (segment for segment in one.schedule.segments if segment.branches[0].einsum == "0.4")
+    assert stages.pipelined
+    assert [branch.einsum for branch in stages.branches] == ["0.4", "0.4u", "0.5"]
+    assert compared(arch, w, one.schedule) == []

@@ -46,6 +46,7 @@ SMALL = {  # parameters; "" where the whole network is solved at once
     "mamba_block": "sequence=8,model=16,state=4",
     "bert_base": "sequence=8,layers=1",
     "bert_tiny": "sequence=8",
+    "tinybert": "sequence=8",
     "gpt2": "phase=decode,context=8,layers=1",
     "llama7b": "phase=decode,context=8,layers=1",
     "llama70b": "phase=prefill,context=8,layers=1",

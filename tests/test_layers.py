@@ -55,7 +55,7 @@ READS = {
 }
 ONLY_IN = {
     "ray": "cluster/",
-    "optuna": ("dse/study/sampler.py", "dse/study/optuna_storage.py"),
+    "optuna": ("dse/study/sampler.py", "dse/study/optuna_storage.py", "dse/solve/layouts/sampled.py"),
     "duckdb": "analysis/",
 }
 FILES = sorted(p for name in PACKAGES for p in (ROOT / name).rglob("*.py") if p.name != "__init__.py")

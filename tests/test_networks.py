@@ -95,6 +95,13 @@ PUBLISHED: dict[str, tuple[float, float, float, float, str]] = {
         0,
         "[mem] parameters: 4.4 M (Turc et al. 2019); [sum] MACs",
     ),
+    "tinybert": (
+        0.6e9,
+        0.05,
+        14_350_248,
+        0,
+        "[mem] Jiao et al. 2019: 1.2e9 operations and 14.5 M parameters; [sum] parameters with pooler",
+    ),
     "gpt2:phase=decode,context=1": (
         124_439_808,
         0.008,

@@ -226,6 +226,19 @@ def test_transposed_convolution(
     assert np.array_equal(run(cascade, data)["O"], expected)
 
 
+def test_transposed_convolution_over_three_dimensions() -> None:
+    """Every input element is spread over a window of the output."""
+    sizes = {"k": 2, "c": 3, "p": 2, "q": 3, "o": 2, "r": 2, "s": 1, "t": 3}
+    cascade = cnn.conv_transpose3d(**sizes, stride=2, pad=1)
+    data = inputs(cascade)
+    full = np.zeros((1, 1, 2, 4, 5, 5))
+    for p, q, o, r, s, t in product(*(range(sizes[rank]) for rank in "pqorst")):
+        full[0, 0, :, 2 * p + r, 2 * q + s, 2 * o + t] += (
+            data["W"][0, :, :, r, s, t].T @ data["I"][0, 0, :, p, q, o]
+        )
+    assert np.array_equal(run(cascade, data)["O"], full[..., 1:-1, 1:-1, 1:-1])
+
+
 @settings(max_examples=amount(40))
 @given(
     small,

@@ -22,7 +22,9 @@ EXACT = {  # statement -> origin of each column, "-" for none
     "SELECT min(energy_pj) AS energy_pj, any_value(area_mm2) AS machine FROM designs": "energy_pj area_mm2",
     "SELECT round(avg(energy_pj), 2), sum(area_mm2), arg_min(machine, energy_pj), count(energy_pj), "
     "max(energy_pj / area_mm2), -min(energy_pj), ln(energy_pj) + 1 AS energy_pj FROM designs "
-    "GROUP BY energy_pj": "energy_pj area_mm2 machine - - - -",
+    "GROUP BY energy_pj": "energy_pj area_mm2 machine - - energy_pj -",
+    "SELECT max(energy_pj) - min(energy_pj), energy_pj + latency_ns, energy_pj * machine, "
+    "sum(energy_pj * 2) FROM costs GROUP BY ALL": "energy_pj - - -",
     "FROM designs": "machine energy_pj area_mm2",
     "SELECT d.energy_pj, C.latency_ns, d.energy_pj * 2 AS energy_pj FROM main.designs d JOIN costs c "
     "ON c.machine = d.machine": "energy_pj latency_ns -",

@@ -42,6 +42,7 @@ from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, node_o
 from hw import machine
 from hw.arch import Arch, read_rules
 from tests.amount import FULL, amount, some
+from tests.fuzzed import reported
 from tests.piped import cheaper, compared, enumerated_case, random_case
 from tests.test_schedule_walks import compared as walked
 from workloads.einsum import Einsum, einsum
@@ -428,6 +429,19 @@ def test_of_two_limits_a_way_that_takes_less_of_either_is_kept() -> None:
         option = segments.cheaper(g, option, found)
     assert option
     assert [way.energy for way in option.ways()] == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize(("name", "most"), some([("tiny_held", 1.01), ("chain3_held", 1.0)], 0))
+def test_weights_that_fit_are_loaded_once(name: str, most: float, tmp_path: Path) -> None:
+    """Schedules that were reported with held weights, where the search without them found dearer ones."""
+    case, given_schedule, _ = reported(name, tmp_path)
+    given_cost = evaluate(case.arch, case.workload, given_schedule)
+    found = solve.solve(case.arch, case.workload, SolverOptions(schedule="pipelined"))
+    assert isinstance(given_cost, Solution)
+    assert isinstance(found, list)
+    assert found[0].energy_pj <= most * given_cost.energy_pj
+    assert "taken: held weights)" in found[0].certificate
+    assert "hold GBUF W1" in str(found[0].schedule)
 
 
 def test_what_is_read_with_padding_around_it_is_handed_on_too() -> None:

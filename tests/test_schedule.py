@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,7 @@ from dse.frontend import api
 from dse.mapping.nest import Infeasible, parse
 from dse.mapping.schedule import Branch, Schedule, Segment, load, parse_schedule, sequential, to_text
 from dse.sim.einsum.evaluate import EinsumCost, Problem, Solution, einsum_cost
-from dse.sim.schedule.graph import evaluate, on_chip
+from dse.sim.schedule.graph import UNTIMED, evaluate, on_chip
 from hw import machine
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -238,22 +239,44 @@ def test_the_lane_that_holds_most_is_asked_most() -> None:
     assert found.segments[0].stage_cycles[0] == 16 * (own + 4 * 8) / 4
 
 
-@pytest.mark.parametrize(("text", "says"), [(PIPE, True), (FUSED, False), (KEPT, True)])
+WAITING = replace(
+    NODES,
+    levels=(NODES.levels[0], Level("GLB", None, 8, 10.0, 10.0, 4.0), NODES.levels[1]),
+    fanouts=(replace(NODES.fanouts[0], outside=2),),
+)
+
+
+@pytest.mark.parametrize(("text", "says"), [(PIPE, True), (FUSED, False)])
 def test_times_that_know_no_waits_are_named(text: str, says: bool) -> None:
-    """On a machine whose fills wait: stages and kept tensors; where all overlaps nothing is left out."""
+    """On a machine whose fills wait: stages; where all overlaps nothing is left out."""
     said = "busy times: fill stalls are not counted"
-    glb = replace(
-        NODES,
-        levels=(NODES.levels[0], Level("GLB", None, 8, 10.0, 10.0, 4.0), NODES.levels[1]),
-        fanouts=(replace(NODES.fanouts[0], outside=2),),
-    )
     found, free = (
-        evaluate(replace(glb, overlap=overlap), FC, parse_schedule(text)) for overlap in ("buffered", "free")
+        evaluate(replace(WAITING, overlap=overlap), FC, parse_schedule(text))
+        for overlap in ("buffered", "free")
     )
     assert isinstance(found, Solution)
     assert isinstance(free, Solution)
     assert (said in found.certificate, said in free.certificate) == (says, False)
     assert says or found.latency_cycles > free.latency_cycles
+
+
+def test_of_a_tensor_retained_in_part_the_rest_waits() -> None:
+    """A thousandth of T1 on chip does not end the waits for what is fetched of it, row by row."""
+    rows = KEPT.replace("    for p tile 1\n      for n", "    for p tile 1\n      store GLB T1\n      for n")
+
+    def cycles(share: str) -> dict[str, float]:
+        text = rows.replace("T1 1/2", f"T1 {share}") if share else rows.partition("\n")[2]
+        found = evaluate(replace(WAITING, overlap="buffered"), FC, parse_schedule(text))
+        assert isinstance(found, Solution)
+        assert UNTIMED not in found.certificate
+        return {c.name: c.latency_cycles for c in found.einsums}
+
+    none, whole = cycles(""), cycles("1")
+    assert none["b"] > whole["b"]
+    for share in ("1/1000", "1/2", "999/1000"):
+        part = float(Fraction(share))
+        expected = {name: (1 - part) * none[name] + part * whole[name] for name in none}
+        assert cycles(share) == pytest.approx(expected)
 
 
 def test_a_pipeline_may_write_back_what_it_hands_on() -> None:

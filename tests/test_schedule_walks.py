@@ -303,3 +303,4 @@ def test_fused_schedules_take_what_a_walk_in_time_of_all_trips_takes(seed: int) 
     fork, trips that find levels full.
     """
     assert timed(seed).fault == ""
+    assert timed(seed, with_ports=True).fault == ""

@@ -276,7 +276,7 @@ def test_units_of_a_statement_are_those_of_columns(home: Path) -> None:
     run = runs.open(home / "run")
     kept = lines(home, 200, "sql", "run", "SELECT avg(energy_pj), max(energy_pj) AS latency_ns FROM designs")
     assert kept[2].count(" uJ") == 2
-    made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, -latency_ns AS latency_ns"
+    made = "energy_pj / area_mm2 AS pj_per_mm2, log(energy_pj) AS log_pj, 1 - latency_ns AS latency_ns"
     statement = f"SELECT energy_pj AS e, {made} FROM designs LIMIT 1"
     answer = run.sql(statement)
     energy, *rest = repr(answer).splitlines()[2].split("  ")

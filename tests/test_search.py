@@ -50,9 +50,11 @@ def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
     assert not supports(gemm.einsum, "imperfect")
 
 
-@pytest.mark.parametrize("seed", [5, 6, 9, 31])
-def test_what_outer_levels_have_room_for_leaves_nothing_out(seed: int) -> None:
-    assert [line for row in crowded(seed, 24, 1_500) for line in row.wrong] == []
+@pytest.mark.parametrize(
+    ("name", "seed"), [*(("edge_array", seed) for seed in (5, 6, 8, 9, 31)), ("nvdla", 1), ("nvdla", 2)]
+)
+def test_what_outer_levels_have_room_for_leaves_nothing_out(name: str, seed: int) -> None:
+    assert [line for row in crowded(seed, 24, 1_500, name) for line in row.wrong] == []
 
 
 def test_boxes_know_what_outer_levels_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,9 @@ def small(*fanouts: Fanout, overlap: str = "free") -> Arch:
 
 ARRAY = small(Fanout("array", 2, (("X", 2),), (True,), (True,)))
 UNFUSED = Space((Mappings("imperfect_spatial", node_order="arrays"),))
-TILES = replace(UNFUSED, order="given", fused=10, shared_loops=1, held=6, levels=("G",), retained=("T",))
+TILES = replace(
+    UNFUSED, order="given", fused=10, shared_loops=1, held=6, levels=("G",), retained=("T",), padded=True
+)
 SEVERAL = replace(TILES, shared_loops=3, summed=True, shared_reads=True, depths=True, uneven=True)
 PIPES = Space(
     (Mappings("perfect", node_order="arrays", mesh_windows=False),),
@@ -268,7 +270,7 @@ PIPES = Space(
     tiles=(8, 64),
     node_ranks=2,
     waste=1.25,
-    beside=("KAPLA's schedules", "unfused mappings"),
+    beside=("KAPLA's schedules", "held weights", "unfused mappings"),
 )
 
 
@@ -319,7 +321,7 @@ def test_each_solver_of_schedules_says_what_it_searched(
     assert found["fused"].space == SEVERAL
     latency = answered(ARRAY, two(), schedule="fused", objective="latency").space
     assert latency == replace(TILES, beside=("the fused schedule of least energy",))
-    for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-published", "residency"):
+    for name in ("seq-flex", "seq-overflow", "gogeta", "gogeta-df", "gogeta-published", "residency"):
         found[name] = answered(ARRAY, two(), schedule=name)
         own = found[name].space
         assert own
@@ -351,7 +353,7 @@ def test_each_solver_of_schedules_says_what_it_searched(
         assert one.certificate == claim(one.certificate) + certificate_words(one.space)
         where = (net, nodes) if name in ("kapla", "pipelined", "best") else (two(), ARRAY)
         assert (
-            name in ("best", "kapla", "pipelined", "residency", "gogeta", "gogeta-published")
+            name in ("best", "kapla", "pipelined", "residency", "gogeta", "gogeta-df", "gogeta-published")
             or covers(one.space, in_text(one, where[0]), *where) is None
         )
     g = segments.PipelineSearch(nodes, net, "energy", "pinned", Nodes(nodes))
@@ -504,8 +506,8 @@ def test_padding_of_what_is_handed_on_is_a_feature() -> None:
         f"segment\n{ONE_LOOP}\neinsum a\n{A.format('').replace('for n', 'for p')}\neinsum b\n{SLIDING}\n"
     )
     assert faults(ARRAY, PADDED, given) == []
-    assert covers(TILES, given, PADDED, ARRAY) == "padding"
-    assert covers(replace(TILES, padded=True), given, PADDED, ARRAY) is None
+    assert covers(replace(TILES, padded=UNFUSED.padded), given, PADDED, ARRAY) == "padding"
+    assert covers(TILES, given, PADDED, ARRAY) is None
 
 
 def test_a_tensor_that_is_read_once_for_two_readers_is_a_feature() -> None:

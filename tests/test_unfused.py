@@ -5,6 +5,7 @@ alike, and name the command that fuses.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,19 @@ def test_tensors_between_einsums_are_told_with_the_command_that_fuses(
 def test_no_command_is_named_that_rules_refuse(tmp_path: Path) -> None:
     """And refusals name schedules that go with all that the machine has."""
     (tmp_path / "two.yaml").write_text(TWO)
-    (tmp_path / "ruled.yaml").write_text(
-        (machine.MACHINES / "edge_array.yaml").read_text() + "mapping:\n- {at: x, ranks: [output_channel]}\n"
-    )
     asked = str(tmp_path / "two.yaml"), str(tmp_path / "ruled.yaml")
+
+    def ruled(name: str, rule: str) -> None:
+        text = (machine.MACHINES / f"{name}.yaml").read_text()
+        (tmp_path / "ruled.yaml").write_text(f"{text}mapping:\n- {rule}\n")
+
+    ruled("kapla_multi_4x4", "{utilization: 0.01}")  # of no place inside of a node
     line = line_of(api.map(*asked))
     assert line.endswith("; no solver fuses them on ruled under the rules of its `mapping`")
-    for option, own in (("fused", {}), ("pipelined", {"gbuf.bits": {"output": 32}})):
-        with pytest.raises(ValueError, match=r"does, for unfused schedules(;| of each)"):
-            api.map(*asked, **{"solver.schedule": option, **own})
+    ruled("edge_array", "{at: x, ranks: [output_channel]}")
+    assert "--set solver.schedule=fused " in line_of(api.map(*asked))
+    with pytest.raises(ValueError, match="optimal does, for unfused and fused schedules of each"):
+        api.map(*asked, **{"solver.schedule": "pipelined", "gbuf.bits": {"output": 32}})
     with pytest.raises(ValueError, match="mappers do, for unfused and fused schedules of each"):
         api.map(asked[0], "edge_array", **{"solver.schedule": "pipelined", "gbuf.bits": {"output": 32}})
 
@@ -193,3 +198,20 @@ def test_rows_that_no_level_holds_are_said_to_be_read_once() -> None:
     assert values.long_rows(arch, too_long).startswith(
         "P needs whole rows of 128 KiB, which no level on chip"
     )
+
+
+def test_wide_gaps_to_the_bound_are_explained() -> None:
+    """Shares of a gap of energy add up to the whole, one of latency names the bottleneck."""
+    small = {"gbuf.capacity": "8 KiB"}
+    energy = api.map("conv:n=1,k=64,c=64,p=28,q=28,r=3,s=3", "edge_array", **small)
+    latency = api.map("gemm:m=16,n=17,k=19", "edge_array", objective="latency")
+    near = api.map("gemm:m=16,n=16,k=16", "edge_array")
+    lines = [
+        [line for line in one.text().split("\n") if re.match(r"gap to bound [\d.]+ %: ", line)]
+        for one in (energy, latency, near)
+    ]
+    shares = re.findall(r"(?:DRAM|static|chip) (-?[\d.]+) %", lines[0][0])
+    assert len(shares) == 3
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+    assert "roofline" in lines[1][0]
+    assert lines[2] == []

@@ -170,10 +170,12 @@ def walk_schedule(arch: Arch, workload: Workload, schedule: Schedule) -> Walked:
         peaks,
         wrong,
         {
-            node.tensor
+            t
             for a in far
             for node in a.segment.nodes
             if isinstance(node, Store) and a.lies_in_lanes(node)
+            for t in own
+            if own[t] == node.tensor
         },
         less,
     )
@@ -513,7 +515,9 @@ class SegmentWalk:
             w.trips += all(lane == 0 for _, _, lane in w.lanes)
             for t, at in self.home.items():
                 if name in self.users[t][1:] and self.lies_in_lanes(self.segment.nodes[at]):
-                    w.holders[t] = [(-1, self.segment.nodes[at].level)]
+                    for q in w.e.tensors():  # under each name by which it is read
+                        if self.own[q.tensor] == t:
+                            w.holders[q.tensor] = [(-1, self.segment.nodes[at].level)]
             self.complete(name, envs[name])
             w.go(0, envs[name])
             if all(lane == 0 for _, _, lane in w.lanes):

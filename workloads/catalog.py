@@ -75,6 +75,7 @@ NETWORKS: dict[str, Callable[..., Workload]] = {
         recurrent.mamba_block,
         transformer.bert_base,
         transformer.bert_tiny,
+        transformer.tinybert,
         transformer.gpt2,
         transformer.llama7b,
         transformer.llama70b,
@@ -369,6 +370,7 @@ OPERATORS: dict[str, tuple[Callable[..., Cascade], tuple[str, ...]]] = {
     "conv3d": (cnn.conv3d, ("W",)),
     "depthwise": (cnn.depthwise, ("W",)),
     "conv_transpose": (cnn.conv_transpose, ("W",)),
+    "conv_transpose3d": (cnn.conv_transpose3d, ("W",)),
     "pool": (cnn.pool, ()),
     "unary": (cnn.unary, ()),
     "binary": (cnn.binary, ()),
@@ -441,7 +443,7 @@ def _parameters(source: str, tail: str) -> dict[str, str]:
     for part in filter(None, tail.split(",")):
         key, equals, value = (x.strip() for x in part.partition("="))
         if not equals:
-            faults.append(f'workload "{source}": "{part}" is not key=number')
+            faults.append(f'workload "{source}": "{part}" is not key=number, as in gemm:m=64,n=32,k=48')
         elif key in found:
             faults.append(f'workload "{source}": {key} is given twice')
         found[key] = value

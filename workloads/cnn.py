@@ -118,18 +118,30 @@ def conv_transpose(
     The output has (p - 1) * stride + (r - 1) * dilation + 1 - 2 * pad +
     output_pad rows.
     """
-    faults = _group_faults("conv_transpose", groups, k, c)
-    image = [size + output_pad for size in _image([(p, r), (q, s)], stride, dilation, pad)]
-    faults += _pad_faults("conv_transpose", pad, "output", image)
-    if output_pad >= max(stride, dilation):
-        faults.append(
-            f"conv_transpose: output_pad = {output_pad} must be below stride = {stride} or dilation "
-            f"= {dilation}"
-        )
-    refuse(faults)
-    text = f"O[n,g,k,{_index(2, stride, dilation, pad)}] += I[n,g,c,p,q] * W[g,c,k,r,s]"
-    extents = {"n": n, "g": groups, "k": k // groups, "c": c // groups, "p": p, "q": q, "r": r, "s": s}
-    return (einsum(text, extents, "conv_transpose", sizes={"O": (n, groups, k // groups, *image)}),)
+    return _transposed(
+        "conv_transpose", (n, groups, k, c), [(p, r), (q, s)], stride, dilation, pad, output_pad
+    )
+
+
+def conv_transpose3d(
+    k: int,
+    c: int,
+    p: int,
+    q: int,
+    o: int,
+    r: int,
+    s: int,
+    t: int,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    n: int = 1,
+    pad: int = 0,
+    output_pad: int = 0,
+) -> Cascade:
+    """As `conv_transpose`, over three dimensions: input p x q x o, kernel r x s x t."""
+    windows = [(p, r), (q, s), (o, t)]
+    return _transposed("conv_transpose3d", (n, groups, k, c), windows, stride, dilation, pad, output_pad)
 
 
 def pool(
@@ -199,6 +211,34 @@ def _convolution(
     extents = {"n": n, "g": groups, "k": k // groups, "c": c // groups}
     extents |= dict(zip(out + kernel, (*(p for p, _ in windows), *(r for _, r in windows)), strict=True))
     return (einsum(text, extents, name, sizes={"I": (n, groups, c // groups, *image)}),)
+
+
+def _transposed(
+    name: str,
+    sizes: tuple[int, int, int, int],
+    windows: Windows,
+    stride: int,
+    dilation: int,
+    pad: int,
+    output_pad: int,
+) -> Cascade:
+    """Returns a transposed convolution. sizes: batch, groups, filters, channels; windows: (input, kernel)."""
+    n, groups, k, c = sizes
+    faults = _group_faults(name, groups, k, c)
+    image = [size + output_pad for size in _image(windows, stride, dilation, pad)]
+    faults += _pad_faults(name, pad, "output", image)
+    if output_pad >= max(stride, dilation):
+        faults.append(
+            f"{name}: output_pad = {output_pad} must be below stride = {stride} or dilation = {dilation}"
+        )
+    refuse(faults)
+    across, kernel = (",".join(ranks[: len(windows)]) for ranks in (OUT_RANKS, KERNEL_RANKS))
+    index = _index(len(windows), stride, dilation, pad)
+    extents = {"n": n, "g": groups, "k": k // groups, "c": c // groups}
+    extents |= dict(zip(OUT_RANKS, (one for one, _ in windows), strict=False))
+    extents |= dict(zip(KERNEL_RANKS, (one for _, one in windows), strict=False))
+    text = f"O[n,g,k,{index}] += I[n,g,c,{across}] * W[g,c,k,{kernel}]"
+    return (einsum(text, extents, name, sizes={"O": (n, groups, k // groups, *image)}),)
 
 
 def _group_faults(name: str, groups: int, k: int, c: int) -> list[str]:

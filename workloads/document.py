@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -74,15 +75,17 @@ KEY_EXPECTED = "did not find expected key"  # what the parser says of a line tha
 
 
 def _file_meant(path: Path) -> str:
-    """Returns the path of the file beside an absent one whose name is spelt alike; "" if there is none."""
-    try:
-        near = islice(path.parent.iterdir(), MAX_NEIGHBOURS)
-        of_yaml = SUFFIXES if path.suffix in SUFFIXES else (path.suffix,)
-        beside = {one.stem: one for one in near if one.suffix in of_yaml}
-    except OSError:
-        return ""
-    found = get_close_matches(path.stem, [*beside], 1)
-    return str(path.with_name(beside[found[0]].name)) if found else ""
+    """Returns the path of a file whose name is spelt as that of an absent one, or alike, beside it or in the
+    folder `studies` there; "" if there is none.
+    """
+    found: dict[str, Path] = {}
+    for folder in (path.parent / "studies", path.parent):
+        with suppress(OSError):
+            of_yaml = SUFFIXES if path.suffix in ("", *SUFFIXES) else (path.suffix,)
+            near = islice(folder.iterdir(), MAX_NEIGHBOURS)
+            found |= {one.stem: one for one in near if one.suffix in of_yaml}
+    names = get_close_matches(path.stem, found, 1)
+    return str(found[names[0]]) if names else ""
 
 
 def is_kind(data: object, keys: Collection[str]) -> bool:

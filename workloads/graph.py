@@ -329,6 +329,7 @@ class Layer(NamedTuple):
     kind: str
     extents: str
     macs: int
+    computes: int  # operations that are priced, MACs included; of copies elements, which cost no energy
     weights: int
     inputs: int
     outputs: int
@@ -355,6 +356,7 @@ def layer_table(workload: Workload) -> list[Layer]:
                 e.kind,
                 " ".join(f"{rank}={size}" for rank, size in e.extents),
                 u.occurrences * e.macs(),
+                u.occurrences * (e.macs() if e.kind == "mac" else e.points()),
                 operand_words[True],
                 operand_words[False],
                 u.occurrences * e.output.stored_elems(),
@@ -387,6 +389,31 @@ def warnings(workload: Workload) -> list[str]:
     more = len(workload.warnings) - 5
     last = f"{workload.name}: {more} more warnings of this kind" if more > 0 else ""
     return [line for line in (warning(workload), *workload.warnings[:5], last) if line]
+
+
+def rows_text(workload: Workload) -> str:
+    """Returns a line about einsums that stand for several passes over a row (softmax, norms) and are priced
+    as one operation per element; "" where there is none.
+
+    >>> from workloads.einsum import einsum
+    >>> rows_text(Workload("w", (einsum("P[q,k] = softmax(S[q,k])", {"q": 2, "k": 3}, "soft"),)))[:60]
+    'softmax (soft) is priced as one operation (alu_pj) per eleme'
+    """
+    of_kind: dict[str, list[str]] = {}
+    for e in workload.einsums:
+        if e.whole_ranks():
+            of_kind.setdefault(e.kind, []).append(e.name)
+    if not of_kind:
+        return ""
+    listed = ", ".join(
+        f"{kind} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
+        for kind, names in of_kind.items()
+    )
+    are = "is" if len(of_kind) == 1 else "are"
+    return (
+        f"{listed} {are} priced as one operation (alu_pj) per element, in one pass; einsums of its steps "
+        "(max=, exp, +=, div) are priced each (docs/how-to.md, 18)"
+    )
 
 
 def types_text(workload: Workload, word_bits: int | None = None) -> str:

@@ -55,7 +55,7 @@ row_stationary: rs
 optimal: exact ilp milp ortools exhaustive_search
 annealing: sa simulated_annealing
 exhaustive: grid brute_force full
-tpe: bayesian bo optuna gp
+tpe: bayesian bayes bo optuna gp
 nsga2: genetic ga evolutionary
 space: parameters sweep axes search_space design_space
 machine: arch architecture hardware accelerator

@@ -379,6 +379,11 @@ def bert_tiny(batch: int = 1, sequence: int = 512, layers: int = 2, form: Form =
     return _bert("bert_tiny", Sizes(128, 2, 512, norm_first=False), layers, batch, sequence, form)
 
 
+def tinybert(batch: int = 1, sequence: int = 128, layers: int = 4, form: Form = "rows") -> Workload:
+    """Jiao et al. 2019, TinyBERT: 4 layers of 312, twelve heads."""
+    return _bert("tinybert", Sizes(312, 12, 1200, norm_first=False), layers, batch, sequence, form)
+
+
 def run_of(phase: str, context: int, batch: int, form: Form = "rows") -> Run:
     """Returns the run of a phase: prefill: a prompt of `context` positions; decode: one new position, the
     last one of a context. form: of attention

@@ -59,7 +59,7 @@ FROM (SELECT *, levels_of(machine) AS levels FROM internal.not_unfused);
 CREATE OR REPLACE VIEW internal.moved AS
 SELECT e.* EXCLUDE (has_vector), CASE WHEN has_vector AND kind <> 'mac' AND c.level = 'MAC' THEN 'VECTOR' ELSE c.level END AS level, c.tensor, c.action, c.elems, c.bits
 FROM internal.priced e JOIN main.counts c ON (c.mapping_key = e.mapping_key AND c.level = e.p.level)
-WHERE c.action <> 'fold';
+WHERE c.action NOT IN ('fold', 'fill', 'drain');
 
 CREATE OR REPLACE VIEW internal.timed AS
 SELECT machine, schedule, workload, einsum, occurrences * cycles AS cycles, levels

@@ -184,15 +184,21 @@ def _spatial(
         if one.get("may_reuse") != "Nothing":
             shared.append(dim)
         reused = LACKED.get(str(one.get("reuse")).strip())
+        rule: dict[str, Any] = {"ranks": reused} if reused else {}
         if reused:
             says = f"reuse: {one['reuse']}: of the ranks that it lacks those with a role are unrolled there"
             notes.assumed(file, f"{title}.spatial.{dim}", says)
-            rules.append({"at": dim, "ranks": reused})
+        # as a rule: the share, or as much as ranks can fill, where AccelForge takes the most that it finds
+        least = number(one.get("min_usage"))
+        if least is not None and 0 < least <= 1:
+            rule["utilization"] = least
+        rules += [{"at": dim} | rule] if rule else []
         carried = {
             "name",
             "fanout",
             *(["may_reuse"] if dim not in shared else []),
             *(["reuse"] * bool(reused)),
+            *(["min_usage"] if least == 0 or "utilization" in rule else []),
         }
         if others := sorted(set(one) - carried):
             says = f"{', '.join(others)}: the mapper chooses which ranks are unrolled there"

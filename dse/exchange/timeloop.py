@@ -117,7 +117,9 @@ def _machine(found: Found, workload: Mapping[str, Any] | None, notes: Notes) -> 
     roles = timeloop_problem.roles(workload) if workload else {}
     variables = found.get("variables", ("", {}))[1] or {}
     targets = list(_targets(found, notes))
-    return timeloop_machine.read(file, architecture, variables, roles, tables, targets, notes)
+    return timeloop_machine.read(
+        file, architecture, variables, roles, timeloop_problem.shape(workload), tables, targets, notes
+    )
 
 
 def _targets(found: Found, notes: Notes) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from math import inf, prod
 from typing import Any
 
@@ -22,8 +23,9 @@ from dse.exchange import machines
 from dse.exchange.arithmetic import number
 from dse.exchange.documents import TAG
 from dse.exchange.notes import Notes, refuse
+from dse.exchange.timeloop_problem import Shape
 from hw import component
-from hw.arch import ROLES
+from hw.arch import ALL_OTHERS, ROLES
 
 # role of a tensor by its name, where no problem says it
 KNOWN_ROLES = {
@@ -74,6 +76,7 @@ class Reader:
     notes: Notes
     names: Mapping[str, Any]  # values of names in expressions
     roles: Mapping[str, str]  # role of each tensor
+    shape: Shape  # of the problem
     energies: Mapping[str, Mapping[str, float]]  # ERT: component -> action -> pJ
     areas: Mapping[str, float]  # ART: component -> um2
     cycle_ns: float = 1.0
@@ -86,6 +89,7 @@ def read(
     architecture: Mapping[str, Any],
     variables: Mapping[str, Any],
     roles: Mapping[str, str],
+    shape: Shape,
     tables: Mapping[str, Any],
     constraints: Sequence[tuple[str, Mapping[str, Any]]],
     notes: Notes,
@@ -93,7 +97,7 @@ def read(
     """Returns the machine of an architecture.
 
     variables: the file `variables`, names of expressions
-    roles: role of each tensor of the problem, if there is one
+    roles, shape: role of each tensor of the problem, and what else matters of it, if there is one
     tables: the documents ERT and ART, where given
     constraints: (file, target) of files beside the architecture
 
@@ -104,7 +108,13 @@ def read(
         what = "subtree (version 0.3)" if "subtree" in architecture else "no list"
         refuse([f"{file}: architecture.nodes = {what} cannot be read; convert it to version 0.4 first"])
     reader = Reader(
-        file, notes, variables, roles or _known_roles(), _table(tables, "ERT"), _table(tables, "ART_area")
+        file,
+        notes,
+        variables,
+        roles or _known_roles(),
+        shape,
+        _table(tables, "ERT"),
+        _table(tables, "ART_area"),
     )
     assert isinstance(nodes, list)
     parts = [_constrained(part, constraints) for part in _flat(nodes, {}, reader)]
@@ -254,9 +264,8 @@ def _machine(reader: Reader, parts: Sequence[Part], title: str) -> Named:
         elif not part.is_container and _is_memory(part):
             is_outermost = not any("memory" in node for node in nodes)
             nodes.append(_memory(reader, part, is_outermost))
-            rules += _temporal_rules(reader, part, parts) + (
-                [] if is_outermost else _keep_rules(reader, part)
-            )
+            rules += _temporal_rules(reader, part, [one for one in parts[:-1] if _holds(one)])
+            rules += [] if is_outermost else _keep_rules(reader, part)
         elif not part.is_container:
             reader.notes.lost(
                 reader.file, part.title, f"is no memory ({part.kind}); its energy is not counted"
@@ -317,20 +326,67 @@ def _spatial_rules(reader: Reader, part: Part, dims: Sequence[str]) -> list[dict
     return rules
 
 
-def _temporal_rules(reader: Reader, part: Part, parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Returns the rules of the temporal constraints of a memory. parts: of the whole architecture."""
+def _holds(part: Part) -> bool:
+    return not part.is_container and _is_memory(part)
+
+
+def _temporal_rules(reader: Reader, part: Part, memories: Sequence[Part]) -> list[dict[str, Any]]:
+    """Returns the rules of the temporal constraints of a memory. memories: of the whole architecture.
+
+    A loop over a rank that no tensor of its level has is one of the nearest level outside that keeps such a
+    tensor here. So where the levels between forbid it but one, the loops are that one's: its limit stands at
+    the level that has the rank, and the loops stand inside of the tiles of all levels down to it.
+    """
     block = part.constraints.get("temporal")
-    if not isinstance(block, dict) or not block:
-        return []
+    block = block if isinstance(block, dict) else {}
     where = f"{part.title}.constraints.temporal"
     _lose_others(reader, where, block, {"factors", "permutation"})
-    factors = _factors(reader, where, block)
-    ordered = [rank for rank in _order(block) if factors.get(rank) != 1]
-    named = {rank for one in parts for rank in _order(one.constraints.get("temporal") or {})}
-    # an order says nothing of loops of one trip, nor of a single loop beside no others
-    if len(ordered) > 1 or (ordered and {rank for rank in named if factors.get(rank) != 1} != {*ordered}):
-        reader.notes.lost(reader.file, where, "permutation: the mapper chooses the order of loops")
-    return [{"at": machines.name(part.title), "factors": factors}] if factors else []
+    own = _factors(reader, where, block)
+    i = memories.index(part)
+    factors = {rank: n for rank, n in own.items() if i == 0 or _has(reader, part, rank)}
+    inside: dict[str, list[str]] = {}
+    for rank in [rank for rank, n in factors.items() if n == 1]:
+        below = _without(reader, memories[i + 1 :], rank)
+        limits = [_factors(reader, "", one.constraints.get("temporal") or {}).get(rank) for one in below]
+        loops = [number for number, n in enumerate(limits) if n != 1]
+        for one in below[: loops[0] + 1] if loops else ():
+            inside.setdefault(machines.name(one.title), []).append(rank)
+        limited = [n for n in limits if n not in (1, None)]
+        if loops:
+            del factors[rank]
+        if len(loops) == len(limited) == 1:
+            factors[rank] = limited[0] or 1
+        elif limited:
+            at = " and ".join(below[number].title for number in loops)
+            says = f"factors of {rank}: its loops at {at}, which keep no tensor with it, have no limit here"
+            reader.notes.lost(reader.file, where, says)
+    rules: list[dict[str, Any]] = [{"at": machines.name(part.title), "factors": factors}] if factors else []
+    rules += [{"at": name, "inside": ranks} for name, ranks in inside.items()]
+    # the innermost loop is named first; an order says nothing of loops of one trip
+    ordered = [rank for rank in _order(block) if own.get(rank) != 1][::-1]
+    known = {rank for ranks in reader.shape.ranks.values() for rank in ranks}
+    known |= {rank for one in memories for rank in _order(one.constraints.get("temporal") or {})}
+    others = known - {*ordered}
+    if ordered and any(own.get(rank) != 1 for rank in others):
+        ordered.insert(0, ALL_OTHERS)
+    return [*rules, {"at": machines.name(part.title), "order": ordered}] if len(ordered) > 1 else rules
+
+
+def _has(reader: Reader, part: Part, rank: str) -> bool:
+    """Whether a tensor that a level keeps has a rank; True where no problem says so."""
+    away = {*_names(part.constraints.get("dataspace"), "bypass"), *part.held_beside}
+    only = _names(part.constraints.get("dataspace"), "keep_only")
+    ranks = [
+        own
+        for tensor, own in reader.shape.ranks.items()
+        if tensor not in away and (not only or tensor in only)
+    ]
+    return not reader.shape.ranks or any(rank in own for own in ranks)
+
+
+def _without(reader: Reader, memories: Sequence[Part], rank: str) -> list[Part]:
+    """Returns the levels, outermost first, down to the first that keeps a tensor with a rank."""
+    return list(takewhile(lambda part: not _has(reader, part, rank), memories))
 
 
 def _lose_others(reader: Reader, where: str, block: Mapping[str, Any], carried: set[str]) -> None:
@@ -460,6 +516,8 @@ def _role(reader: Reader, tensor: str) -> str | None:
 
 def _compute(reader: Reader, part: Part) -> dict[str, Any]:
     node: dict[str, Any] = {"compute": machines.name(part.title).removesuffix("_")}
+    if reader.shape.in_groups:
+        node["lockstep"] = True
     if energies := reader.energies.get(part.title):
         mac = energies.get("compute", energies.get("mac_random", 0.0))
         leak = energies.get("leak", 0.0) / reader.cycle_ns

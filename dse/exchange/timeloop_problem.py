@@ -9,13 +9,16 @@ A projection lists the dimensions of a tensor, each a sum of [rank] or [rank, co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from dse.exchange.arithmetic import number
 from dse.exchange.notes import Notes, refuse
 from hw.component import show
 
+GROUP = 4  # neighbours of which a fixed share is nonzero, where no more are needed (2:4 of NVIDIA's cores)
 INPUT_NAMES = ("inputs", "input", "i", "ifmap", "ifmaps", "a")
 
 
@@ -72,8 +75,10 @@ def read(file: str, problem: Mapping[str, Any], names: Mapping[str, Any], notes:
         "text": f"{access[outputs[0]]} += {' * '.join(access[name] for name in inputs)}",
         "name": _einsum_name(shape, file),
     }
-    if density := dict(_densities(file, instance, spaces, notes)):
-        entry["density"] = density
+    found = dict(_densities(file, instance, spaces, notes))
+    for key in ("density", "format"):
+        if given := {name: one[key] for name, one in found.items() if key in one}:
+            entry[key] = given
     return {"name": entry["name"].lower(), "extents": extents, "einsums": [entry], "weights": inputs[1:]}
 
 
@@ -82,6 +87,23 @@ def roles(workload: Mapping[str, Any]) -> dict[str, str]:
     output, inputs = workload["einsums"][0]["text"].split(" += ")
     names = [one.partition("[")[0] for one in inputs.split(" * ")]
     return {output.partition("[")[0]: "output", names[0]: "input"} | dict.fromkeys(names[1:], "weight")
+
+
+class Shape(NamedTuple):
+    """What of a workload the rules of a machine depend on."""
+
+    ranks: Mapping[str, frozenset[str]]  # of each tensor
+    in_groups: bool  # whether an operand has N values of M neighbours
+
+
+def shape(workload: Mapping[str, Any] | None) -> Shape:
+    """Returns the shape of a workload that `read` made; of None an empty one."""
+    if workload is None:
+        return Shape({}, False)
+    (entry,) = workload["einsums"]
+    access = re.findall(r"(\w+)\[([^]]*)\]", entry["text"])
+    ranks = {name: frozenset(re.findall(r"[A-Za-z_]\w*", index)) for name, index in access}
+    return Shape(ranks, bool(entry.get("format")))
 
 
 def _einsum_name(shape: Mapping[str, Any], file: str) -> str:
@@ -126,13 +148,22 @@ def _index(file: str, name: str, dim: Any, names: Mapping[str, Any]) -> str:
 
 def _densities(
     file: str, instance: Mapping[str, Any], spaces: Mapping[str, Any], notes: Notes
-) -> Iterator[tuple[str, float]]:
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (tensor, its density or format). Of fixed structure each of M neighbours has N values."""
     for name, given in (instance.get("densities") or {}).items():
         share = number(given.get("density") if isinstance(given, dict) else given)
         if name not in spaces or share is None or not 0 < share <= 1:
             notes.lost(file, f"problem.instance.densities.{name}", "is no share; dense here")
             continue
-        if isinstance(given, dict) and given.get("distribution", "hypergeometric") != "hypergeometric":
-            key = f"problem.instance.densities.{name}.distribution"
-            notes.lost(file, key, f"{given['distribution']}: counts are those of nonzeros at random places")
-        yield str(name), share
+        kind = given.get("distribution", "hypergeometric") if isinstance(given, dict) else "hypergeometric"
+        key = f"problem.instance.densities.{name}.distribution"
+        exact = Fraction(share).limit_denominator(GROUP)
+        if kind == "fixed_structured" and share < 1 and exact == Fraction(share):
+            more = 1 if GROUP % exact.denominator else GROUP // exact.denominator
+            form = f"{exact.numerator * more}:{exact.denominator * more}"
+            notes.assumed(file, key, f"{kind}: {form}, with the place of each value; PEs stay in step")
+            yield str(name), {"format": form}
+            continue
+        if kind != "hypergeometric":
+            notes.lost(file, key, f"{kind}: counts are those of nonzeros at random places")
+        yield str(name), {"density": share}

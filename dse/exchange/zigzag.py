@@ -22,12 +22,13 @@ from dse.exchange.arithmetic import number
 from dse.exchange.notes import Converted, Nests, Notes, Unreadable, refuse
 from dse.mapping import nest
 from hw import machine as machine_files
+from hw.arch import OUTSIDE
 from workloads import text
 
 CLOCK_MHZ = 1000.0
 WORD_BITS = 8
 # directions of an operand: written from, or read to, the memory further out (high) or further inside (low)
-WAYS = {"fh": "write", "fl": "write", "tl": "read", "th": "read"}
+WAYS = {"fh": "fill", "fl": "write", "tl": "read", "th": "drain"}
 ROLE_OF = {"I1": "input", "I2": "weight", "O": "output"}  # memory operands, as all shipped mappings link them
 EQUATION = re.compile(r"^\s*(\w+)((?:\[\w+\])+)\s*\+?=\s*(.+)$")
 ACCESS = re.compile(r"(\w+)((?:\[\w+\])+)")
@@ -121,8 +122,11 @@ def _machine(file: str, data: Mapping[str, Any], notes: Notes) -> dict[str, Any]
     kept: list[tuple[set[Any], set[str]]] = []  # operands of each memory, and the dimensions that it serves
     for title, memory in reversed(list(data["memories"].items())):
         served = set(map(str, memory.get("served_dimensions") or []))
-        if not nodes and outside - served:
-            notes.lost(file, f"memories.{title}.served_dimensions", "there is one outermost memory here")
+        if not nodes:
+            # what memories further inside serve is shared out there
+            if several := sorted(outside - served - _served_inside(data["memories"], title)):
+                says = f"there is one outermost memory here, not one per unit along {', '.join(several)}"
+                notes.lost(file, f"memories.{title}.served_dimensions", says)
             served = set(sizes)
         beyond, operands = served - outside, {*(memory.get("operands") or [])}
         # of an operand that a memory further out is copied for along a dimension, so is this one
@@ -148,6 +152,19 @@ def _machine(file: str, data: Mapping[str, Any], notes: Notes) -> dict[str, Any]
     notes.assumed(file, "clock", f"ZigZag counts cycles; {CLOCK_MHZ:g} MHz taken, no leakage")
     head = {"name": machines.name(str(data.get("name", "zigzag"))), "clock_mhz": CLOCK_MHZ}
     return head | {"word_bits": WORD_BITS, "overlap": "free", "nodes": nodes}
+
+
+def _served_inside(memories: Mapping[str, Any], outermost: str) -> set[str]:
+    """Returns the dimensions that, for each operand, some memory but the outermost serves."""
+    found: list[set[str]] = []
+    for operand in ROLE_OF:
+        inner = [
+            one
+            for title, one in memories.items()
+            if title != outermost and operand in (one.get("operands") or [])
+        ]
+        found.append({str(dim) for one in inner for dim in one.get("served_dimensions") or []})
+    return set.intersection(*found)
 
 
 def _array(dims: set[str], sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -183,7 +200,7 @@ def _memory(
     separate = "read_write" not in kinds
     found = machines.memory(machines.name(title), width, None if is_outermost else size, 1.0, separate)
     if len(ports) > len(kinds) or len({*widths}) > 1:
-        served, says = _served(ports, operands)
+        served, says = _served(ports, operands, is_outermost)
         if served:
             listed: list[dict[str, Any]] = [ways | {"times": widths[i] / width} for i, ways in served.items()]
             found["ports"] = [{key: one for key, one in port.items() if one != 1.0} for port in listed]
@@ -206,29 +223,38 @@ def _memory(
 
 
 def _served(
-    ports: Sequence[Mapping[str, Any]], operands: Sequence[str]
+    ports: Sequence[Mapping[str, Any]], operands: Sequence[str], is_outermost: bool
 ) -> tuple[dict[int, dict[str, list[str]]], str]:
     """Returns which roles each port reads and writes, by its number, and what is lost of that. None where the
-    ports do not say it of all operands.
+    ports do not say it of all operands. Inputs are written from outside alone; an output that arrives or
+    leaves through the port that is inside of it, too, has no port of its own for that.
     """
     at: dict[tuple[str, str], list[int]] = {}
     for i, port in enumerate(ports):
         for entry in port.get("allocation") or []:
-            operand, _, way = (one.strip() for one in str(entry).partition(","))
-            if operand in operands and way in WAYS and i not in at.setdefault((operand, WAYS[way]), []):
-                at[operand, WAYS[way]].append(i)
+            operand, _, direction = (one.strip() for one in str(entry).partition(","))
+            way = WAYS.get(direction, "")
+            way = OUTSIDE.get(way, way) if operand != "O" or is_outermost else way
+            if operand in operands and way and i not in at.setdefault((operand, way), []):
+                at[operand, way].append(i)
     found: dict[int, dict[str, list[str]]] = {}
     for operand in operands:
         for way in ("read", "write"):
-            # an input whose writes no port names is written where it is read
-            numbers = at.get((operand, way)) or (at.get((operand, "read")) if operand != "O" else None)
+            outside = next(key for key, same in OUTSIDE.items() if same == way)
+            # an input whose writes no port names is written where it is read; an output that no port takes
+            # or gives inside goes where it does outside
+            numbers = (
+                at.get((operand, way))
+                or at.get((operand, outside))
+                or (at.get((operand, "read")) if operand != "O" else None)
+            )
             if not numbers:
                 return {}, ""
             found.setdefault(numbers[0], {}).setdefault(way, []).append(ROLE_OF[operand])
-    ways = sorted({f"{way}s of {ROLE_OF[operand]}" for (operand, way), own in at.items() if len(own) > 1})
-    says = (
-        f"{' and '.join(ways)} have two ports there, to either side; here the first of them" if ways else ""
-    )
+            if (own := at.get((operand, outside), numbers)) and own[0] != numbers[0]:
+                found.setdefault(own[0], {}).setdefault(outside, []).append(ROLE_OF[operand])
+    ways = sorted({f"{way} of {ROLE_OF[operand]}" for (operand, way), own in at.items() if len(own) > 1})
+    says = f"{' and '.join(ways)} have several ports there; here the first of them" if ways else ""
     return found, says
 
 

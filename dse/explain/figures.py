@@ -178,12 +178,16 @@ def label(c: EinsumCost) -> str:
     return f"{c.name} x {c.count}" if c.count > 1 else c.name
 
 
-def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
+def roofline(arch: Arch, workload: Workload, solution: Solution, einsum: str | None = None) -> Roofline:
     """Returns the roofline of a solution: the limits of the MAC units and of the outermost level, and a dot
     per einsum that multiplies. Others have no MACs, as in tables: `not_drawn` says how many and how long.
+    einsum: of this one alone. Raises ValueError where there is no such einsum, or it has no MACs.
     """
     outer, dots, others = arch.levels[0], list[Dot](), list[EinsumCost]()
+    only = one_einsum(workload, solution, einsum)[1] if einsum else None
     for c, e in costed_einsums(workload, solution):
+        if only and c is not only:
+            continue
         ops, moved = bounds.needs(e, arch.word_bits).computed, moved_bytes(arch, e, c)[outer.name]
         if ops and moved and e.kind == "mac":
             ns = c.latency_cycles / arch.clock_ghz
@@ -198,6 +202,8 @@ def roofline(arch: Arch, workload: Workload, solution: Solution) -> Roofline:
             )
         else:
             others.append(c)
+    if only and not dots:
+        raise ValueError(f"--einsum {einsum}: has no MACs, so no place on a roofline; its cost: dse map")
     return Roofline(
         arch.peak_gmacs(),
         outer.bandwidth * outer.width_bits / 8 * arch.clock_ghz,
@@ -219,7 +225,7 @@ def _not_drawn(others: Sequence[EinsumCost], latency_cycles: float) -> str:
     for c in others:
         by[c.bottleneck] += c.count
     found = ", ".join(f"{component} of {n}" for component, n in by.most_common())
-    without = f"{count} einsum{'s' * (count > 1)} without MACs"
+    without = f"{units.counted(count, 'einsum')} without MACs"
     return f"not drawn: {without}, {share} of the latency; bottleneck {found}"
 
 
@@ -387,41 +393,49 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
     """Returns the optimal retention between operations. A step is one phase; as published, one access.
 
     The optimum of a loop is found on a few of its periods (iterations), of which the middle ones stand for
-    all but the first and last (gogeta/optimum.py): the spans shown are those of one middle period.
+    all but the first and last (gogeta/optimum.py): one of these is shown. What it finds on chip begins at
+    its left edge, what it leaves to the next one ends at its right edge.
     """
     from dse.solve.gogeta.operations import graph
     from dse.solve.gogeta.optimum import EDGE_PERIODS
     from dse.solve.gogeta.traffic import CountingRule
 
-    word_bytes = arch.word_bits / 8
-    periods = min(max(workload.repeats, default=1) if workload.loop_state else 1, 2 * EDGE_PERIODS + 2)
-    accesses = (
-        CountingRule(report.published)
-        .to_access_list(graph(workload, periods), report.order, arch.word_bits)
-        .accesses
+    word_bytes, few = arch.word_bits / 8, 2 * EDGE_PERIODS + 2
+    loops = max(workload.repeats, default=1) if workload.loop_state else 1
+    listed = CountingRule(report.published).to_access_list(
+        graph(workload, min(loops, few)), report.order, arch.word_bits
     )
-    retained_spans = [s for s in report.optimal.spans if s.words]
-    first_step, end_step = (
-        min((s.first for s in retained_spans), default=0),
-        max((s.last for s in retained_spans), default=0) + 1,
-    )
-    names = _step_names(report, accesses)[first_step:end_step]
+    spans = [s for s in report.optimal.spans if s.words]
+    first_step, end_step = 0, len(listed.accesses)
+    if loops > few:  # one middle period, with what it leaves to the next one
+        per = listed.accesses_per_period
+        first_step, end_step = EDGE_PERIODS * per, (EDGE_PERIODS + 1) * per
+        spans += [
+            replace(s, tensor=_in_next_period(s.tensor), first=s.first + per, last=s.last + per)
+            for s in spans
+        ]
+    names = _step_names(report, listed.accesses)[first_step:end_step]
     # key: tensor, end, size. A span that begins where an equal one ends prolongs its bar
     bars: dict[tuple[str, int, float], RetentionBar] = {}
-    for s in sorted(retained_spans, key=lambda s: (s.first, s.last)):
-        adjoining_bar = bars.pop((s.tensor, s.first, s.words), None)
-        start = adjoining_bar.start if adjoining_bar else s.first - first_step
-        bars[s.tensor, s.last, s.words] = RetentionBar(
-            s.tensor.partition("@")[0], start, s.last - first_step, s.words * word_bytes, s.size * word_bytes
+    for s in sorted(spans, key=lambda s: (s.first, s.last)):
+        start, end = max(s.first, first_step), min(s.last, end_step)
+        if start >= end:
+            continue
+        adjoining_bar = bars.pop((s.tensor, start, s.words), None)
+        bars[s.tensor, end, s.words] = RetentionBar(
+            s.tensor.partition("@")[0],
+            adjoining_bar.start if adjoining_bar else start - first_step,
+            end - first_step,
+            s.words * word_bytes,
+            s.size * word_bytes,
         )
     held_bytes = tuple(
-        sum(s.words * word_bytes for s in retained_spans if s.first <= i < s.last)
-        for i in range(first_step, end_step)
+        sum(s.words * word_bytes for s in spans if s.first <= i < s.last) for i in range(first_step, end_step)
     )
     rows = tuple(sorted(bars.values(), key=lambda bar: (bar.start, bar.end)))
     return Residency(
         f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, "
-        "lowest traffic",
+        f"lowest traffic{', one iteration' * (loops > few)}",
         names,
         tuple(float(i + 1) for i in range(end_step - first_step)),
         "",
@@ -429,6 +443,12 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes, "all"),),
         tuple(arch.components()),
     )
+
+
+def _in_next_period(tensor: str) -> str:
+    """Returns the name of a tensor of a loop one period later; one from outside of the loop keeps its own."""
+    name, _, period = tensor.partition("@")
+    return f"{name}@{int(period) + 1}" if period else name
 
 
 def _step_names(report: TrafficReport, accesses: Sequence[Access]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ QUANTITY = re.compile(
 # smallest is not below SMALLEST
 MAX_UNIT_RATIO, SMALLEST = 1e6, 1e-3
 MAX_BYTES_RATIO = 1e3  # of sizes, where this is the ratio up to which they share one
+LEAST_SIZE = 0.25  # of a size in the unit that a column of sizes shares
 
 ENERGY: Steps = ((1e-3, "fJ"), (1.0, "pJ"), (1e3, "nJ"), (1e6, "uJ"), (1e9, "mJ"), (1e12, "J"))
 PER_BIT: Steps = ((1.0, "pJ/bit"),)
@@ -145,6 +146,15 @@ def number(value: float) -> str:
     return f"{value:.{DIGITS}g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number of things.
+
+    >>> counted(1, "row"), counted(12000, "machine")
+    ('1 row', '12000 machines')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def quantity(name: str, value: float) -> str:
     """Returns a number with the unit that makes it readable.
 
@@ -185,6 +195,8 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
         if steps is not COUNT and sizes and max(sizes) <= max_ratio * min(sizes)
         else None
     )
+    if steps is BYTES and shared_step and min(sizes) < LEAST_SIZE * shared_step[0]:
+        shared_step = None
     return [
         "" if v is None or v == "" else _with_unit(float(v), shared_step or _step(float(v), steps))
         for v in values

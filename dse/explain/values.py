@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from math import inf, prod
+from math import inf, isclose, prod
 from typing import TYPE_CHECKING, Any
 
 from dse.explain import units
@@ -22,7 +22,7 @@ from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
 from dse.sim.counts.actions import first_word_cycles, passes_array
 from dse.sim.directives.directed import layer_of
-from dse.sim.einsum.bounds import needs
+from dse.sim.einsum.bounds import Needs, lower_bound, needs, rates
 from dse.sim.einsum.evaluate import GIVEN_MAPPING, LEFT_OPEN, EinsumCost, SegmentCost, Solution, percent
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
@@ -30,7 +30,16 @@ from dse.solve.options import SolverOptions, without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules
 from hw.arch import Arch
 from workloads.einsum import Einsum, show
-from workloads.graph import Workload, base_tensor, counts, names_text, results_text, types_text, unique
+from workloads.graph import (
+    Workload,
+    base_tensor,
+    counts,
+    names_text,
+    results_text,
+    rows_text,
+    types_text,
+    unique,
+)
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Phase
@@ -49,6 +58,7 @@ LARGE_EXCHANGE = 0.1
 SCREEN_NAMES = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
 WHY = "--why: the certificate in full, what was searched and what not, what may help"
 LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
+WIDE_GAP = 0.25  # above this gap to the bound a sentence says what the bound leaves out
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +151,28 @@ def components(arch: Arch, solution: Solution) -> list[Component]:
 def machine(arch: Arch) -> list[dict[str, Any]]:
     """A row per component of a machine, outermost first: capacity, energies, bandwidth and width of one
     instance, area and leakage of all; what a narrow screen may leave out comes last. array: what makes the
-    instances of one out of the component outside. elements: their bits by role, where a memory gives them a
-    width of their own. shared_along: dimensions along which PEs share an instance, where they do so of a
-    memory. core, takes, alu_pj: of machines with cores, or several computes.
+    instances of one out of the component outside. hop_pj_per_bit, endpoint_pj_per_bit: of the network of
+    that array, where one has a price. merge_pj: adding a partial sum of one PE to another PE's. elements:
+    their bits by role, where a memory gives them a width of their own. shared_along: dimensions along which
+    PEs share an instance, where they do so of a memory. core, takes: of machines with cores, or several
+    computes.
     """
     has_widths, has_sharing = arch.narrows_or_widens(), bool(arch.with_sharing())
+    has_links, has_vector = any(f.has_price() for f in arch.fanouts), arch.compute.alu_per_cycle is not None
     paths = arch.units or (arch,)
     before: dict[str, str] = {}  # component -> arrays that stand right outside of it
+    links: dict[str, dict[str, float | None]] = {}  # component -> prices of the network of these arrays
     core_of: dict[str, str] = {}
     for path in paths:
         unit = path.compute
         for v, name in enumerate((*(level.name for level in path.levels), unit.name)):
             arrays = [f for f in path.fanouts if f.outside == v]
             before[name] = ", ".join(f"{f.name} {' x '.join(str(n) for _, n in f.dims)}" for f in arrays)
+            priced = next((f for f in arrays if f.has_price()), None)
+            links[name] = {
+                "hop_pj_per_bit": priced.hop_pj if priced else None,
+                "endpoint_pj_per_bit": priced.endpoint_pj if priced else None,
+            }
             # what paths of several cores have stands outside of all
             core_of[name] = unit.core if core_of.get(name, unit.core) == unit.core else ""
     rows: list[dict[str, Any]] = [
@@ -183,6 +202,9 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             ),
             "read_pj_per_bit": level.read_pj / level.width_bits,
             "write_pj_per_bit": level.write_pj / level.width_bits,
+            **({} if arch.units else {"alu_pj": None}),
+            "merge_pj": None,
+            **(links[level.name] if has_links else {}),
         }
         for level in arch.levels
     ]
@@ -190,13 +212,14 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
         unit, takes = path.compute, {"takes": str(path.compute.takes)} if arch.units else {}
         core = {"core": unit.core} if arch.cores() else {}
         row = {"component": unit.name, **core, "array": before[unit.name], "compute_pj": unit.mac_pj}
-        rows.append({**row, **takes, **({"alu_pj": unit.alu_pj} if takes else {})})
+        prices = {"merge_pj": unit.merge_pj} | (links[unit.name] if has_links else {})
+        rows.append({**row, **takes, "alu_pj": unit.alu_pj if takes or not has_vector else None, **prices})
     if not arch.units:
         rows.append({"component": "VECTOR", "array": "", "compute_pj": arch.compute.alu_pj})
     sizes = zip(arch.components().values(), arch.areas_mm2(), arch.leaks_mw(), strict=True)
     for row, (instances, area_mm2, leak_mw) in zip(rows, sizes, strict=True):
         row.update(instances=instances, area_mm2=area_mm2, leak_mw=leak_mw)
-    return rows if arch.units or arch.compute.alu_per_cycle is not None else rows[:-1]
+    return rows if arch.units or has_vector else rows[:-1]
 
 
 def totals(arch: Arch, workload: Workload, solution: Solution) -> dict[str, Any]:
@@ -585,7 +608,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         entries["csr results"] = results
     if workload.fused:
         number = len(workload.fused)
-        entries["fused into producers"] = f"{number} operator{'s' * (number > 1)} (solver.fuse_elementwise)"
+        entries["fused into producers"] = f"{units.counted(number, 'operator')} (solver.fuse_elementwise)"
     if workload.moved:
         entries["counted as data movement"] = ", ".join(workload.moved)
     return entries
@@ -597,12 +620,71 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
     found = of_space if why else [WHY]
     hints = (
+        _wide_gap(arch, workload, solution),
         unfused_hint(arch, workload, solution),
+        rows_text(workload),
         long_rows(arch, workload),
         _unused_memories(arch, workload, solution),
         _narrowed_sums(arch, workload, solution),
     )
     return [*found, *filter(None, hints)]
+
+
+def _wide_gap(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """A sentence about an unfused solution that lies far above its bound: of energy, what of the gap is main
+    memory's, what is moved on chip, what is static; of latency, how busy the bottleneck is. "" of other
+    solutions, and of bounds that know more than `bounds.lower_bound`.
+    """
+    gap = solution.gap_to_bound
+    if not WIDE_GAP < gap < inf or solution.schedule or solution.segments or arch.units:
+        return ""
+    costed, r, outer = costed_einsums(workload, solution), rates(arch), arch.levels[0].name
+    of_bound, bound_pj, bound_cycles = Counter[str](), 0.0, 0.0
+    for c, e in costed:
+        n = needs(e, arch.word_bits)
+        pj, cycles = lower_bound(n, r)
+        bound_pj, bound_cycles = bound_pj + c.count * pj, bound_cycles + c.count * cycles
+        of_bound[outer] += c.count * _compulsory_pj(arch, n)  # type: ignore[assignment]
+        of_bound["static"] += c.count * r.leak_mw * cycles / arch.clock_ghz  # type: ignore[assignment]
+    if isclose(gap, solution.energy_pj / bound_pj - 1, rel_tol=1e-6):
+        parts = components(arch, solution)
+        own = {outer: parts[0].dynamic_pj, "static": sum(one.static_pj for one in parts)}
+        above = {name: pj - of_bound[name] for name, pj in own.items()}
+        above["what moves on chip"] = solution.energy_pj - bound_pj - sum(above.values())
+        shares = [
+            f"{name} {units.quantity('share', pj / (solution.energy_pj - bound_pj))}"
+            for name, pj in above.items()
+        ]
+        return (
+            f"gap to bound {percent(gap)}: of the energy above it {', '.join(shares)}; the bound moves each "
+            f"tensor once through {outer}, whatever fits; on chip one read serves all MAC units that share it"
+        )
+    if isclose(gap, solution.latency_cycles / bound_cycles - 1, rel_tol=1e-6):
+        c = max((c for c, _ in costed), key=lambda c: c.count * c.latency_cycles)
+        busy, names = dict(c.price.busy_cycles)[c.bottleneck], bottlenecks(c)
+        of = f" of {c.name}" if len(costed) > 1 else ""
+        return (
+            f"gap to bound {percent(gap)}: the bound is the roofline, of operations and of each tensor once "
+            f"through {outer}; {', '.join(names)}, the bottleneck{of}, works for "
+            f"{units.quantity('share', busy / c.latency_cycles)} of its latency"
+        )
+    return ""
+
+
+def _compulsory_pj(arch: Arch, n: Needs) -> float:
+    """Energy in pJ of moving each tensor of an einsum once through main memory."""
+    outer = arch.levels[0]
+    return (
+        0.0
+        if outer.bypass
+        else sum(
+            one.elems
+            * (one.bits or arch.word_bits)
+            / outer.width_bits
+            * (outer.write_pj if one.is_output else outer.read_pj)
+            for one in n.operands
+        )
+    )
 
 
 def _unused_memories(arch: Arch, workload: Workload, solution: Solution) -> str:
@@ -699,11 +781,9 @@ def network(
         )
     )
     omitted = shares[listed_count:]
-    note = (
-        f"{len(omitted)} more einsums make the other {100 * sum(omitted):.0f} %; --einsum all lists them"
-        if omitted
-        else ""
-    )
+    more = units.counted(len(omitted), "more einsum")
+    makes = f"make{'s' * (len(omitted) == 1)} the other {100 * sum(omitted):.0f} %"
+    note = f"{more} {makes}; --einsum all lists them" if omitted else ""
     header = (
         "einsum",
         *places,

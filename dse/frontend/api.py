@@ -430,13 +430,15 @@ class Residency:
     def ranking(self) -> tuple[dict[str, Any], list[explain.Table]]:
         """Returns facts and the table of `schedules`."""
         from dse.explain.ranking import SCHEDULES, Configuration, ranking_table
+        from dse.solve.gogeta.gogeta_configs import Emitted
 
         solved: dict[Configuration, Solution | Infeasible] = {}
+        known = Emitted(report=None if self.reuse.published else self.reuse)
         for name in SCHEDULES:
             options = replace(self.options, schedule=name, factors="perfect")
-            found = solve.solve(self.arch, self.workload, options)
+            found = solve.solve_schedule(self.arch, self.workload, options, known=known)
             solved[name] = found if isinstance(found, Infeasible) else found[0]
-        return ranking_table(self.arch, solved)
+        return ranking_table(self.arch, self.workload, solved)
 
     def text(self, width: int = tables.WIDE) -> str:
         """Returns what `dse residency` prints."""

@@ -79,6 +79,8 @@ class _Parser(argparse.ArgumentParser):
         elif wrong := re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message):
             options = [name for name in self._option_string_actions if name.startswith("--")]
             message = f"unknown option {_advised(wrong[1], options)}"
+        elif message.startswith("unrecognized arguments: "):
+            message += "; an option takes one word: --set KEY=VALUE, 'quoted' where it has blanks"
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
 
@@ -453,7 +455,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     plot.add_argument(
         "--einsum",
         metavar="NAME",
-        help="nest, mapping, ski-slope: of this einsum (default: the costliest; the whole workload)",
+        help="nest, mapping, ski-slope, roofline: of this einsum (default: the costliest; of ski-slope and "
+        "roofline the whole workload)",
     )
     plot.add_argument(
         "--layout",

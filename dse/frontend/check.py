@@ -8,15 +8,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dse.explain import units
 from dse.frontend import contracts, plausible
 from dse.run import cache, folder, record
 from hw import component, machine
 from hw.arch import Memory
 from hw.space import override
+from hw.voltage import energy_factor
 from workloads import plugin
 
 if TYPE_CHECKING:  # each command imports what it needs, so that start-up is short
-    from hw.arch import Machine
+    from hw.arch import Arch, Machine
+    from workloads.einsum import Einsum
     from workloads.graph import Layer, Workload
     from workloads.sparsity import TileRow
 
@@ -47,7 +50,12 @@ def file(text: str, sets: Sequence[str] = ()) -> tuple[str, list[Layer]]:
         arch = machine.arch(spec)
         supply = "" if arch.vdd is None else f", {arch.vdd:g} V"
         units = f"{arch.instances(len(arch.levels))} MAC units, {arch.area_mm2():.4g} mm2{supply}"
-        lines = [f"machine {arch.name}, {units}", *_channels(spec), *plausible.machine_lines(spec, arch)]
+        lines = [
+            f"machine {arch.name}, {units}",
+            *_channels(spec),
+            *_voltages(spec, arch),
+            *plausible.machine_lines(spec, arch),
+        ]
         return "\n".join(lines), []
     if kind == "study":
         study = studies.load(path, sets)
@@ -87,6 +95,24 @@ def _channels(spec: Machine) -> Iterator[str]:
             )
 
 
+def _voltages(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line where the tables of a machine without vdd are at two voltages: SRAM's and logic's."""
+    if arch.vdd is not None or spec.node_nm is None:
+        return
+    kinds = {getattr(node, "kind", "custom") for node in spec.nodes}
+    logic_v, logic = component.logic_v(), kinds & {"register", *component.mac_kinds()}
+    try:
+        nominal_v = component.device(spec.node_nm, spec.cell).nominal_v
+    except component.ComponentError:  # a node outside of the table
+        return
+    if "sram" in kinds and logic and abs(nominal_v / logic_v - 1) > 1e-9:
+        yield (
+            f"voltage: no vdd is given, so energies are those of the tables: SRAM at {nominal_v:g} V, logic "
+            f"(MAC units, registers) at {logic_v:g} V; vdd: {nominal_v:.3g} has all at one, logic at "
+            f"{energy_factor(nominal_v, logic_v):.3g} of these energies (docs/model.md, Supply voltage)"
+        )
+
+
 def kind_of(text: str) -> str:
     """Returns machine, study or workload. text: a path, or a machine's name; it may have faults."""
     path = Path(text)
@@ -124,39 +150,44 @@ def _machine(text: str, sets: Sequence[str]) -> Machine:
 
 def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table, results_text, types_text
+    from workloads.graph import layer_table, results_text, rows_text, types_text
 
     if sets:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
     workload = catalog.load(source)
     number = len(workload.fused)
-    fused = f", {number} operator{'s' * (number > 1)} fused into their producers" if number else ""
+    fused = f", {units.counted(number, 'operator')} fused into their producers" if number else ""
     line = (
         f"workload {workload.name}, {len(workload.einsums)} einsums, {workload.macs()} MACs, "
         f"{workload.parameters} parameters{fused}"
     )
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
     types += f"\ncsr results: {text}" if (text := results_text(workload)) else ""
-    return line + types + _unnamed_weights(source, workload) + _warning(workload), layer_table(workload)
+    types += f"\nnote: {text}" if (text := rows_text(workload)) else ""
+    return line + types + _inputs(source, workload) + _warning(workload), layer_table(workload)
 
 
-def _unnamed_weights(source: str, workload: Workload) -> str:
-    """Returns a note on a file of einsums that names no weights: which tensors may be meant."""
+def _inputs(source: str, workload: Workload) -> str:
+    """Returns a line on a file of einsums: which tensors are inputs, since no einsum writes them, and who
+    reads each (a misspelt name is one of them); where the file names no weights, that these may be some.
+    """
     from workloads import catalog
-    from workloads.graph import AGAIN
+    from workloads.graph import AGAIN, names_text
 
-    if workload.weights or Path(catalog.file_in(source)[1]).suffix not in (".yaml", ".yml"):
+    if Path(catalog.file_in(source)[1]).suffix not in (".yaml", ".yml"):
         return ""
     made = {e.output.tensor for e in workload.einsums} | {read for _, read in workload.loop_state}
-    read = (p.tensor for e in workload.einsums if len(e.inputs) > 1 for p in e.inputs)
-    given = [name for name in dict.fromkeys(read) if name not in made and not AGAIN.search(name)]
-    listed = ", ".join(given[:MAX_NAMES]) + ", ..." * (len(given) > MAX_NAMES)
-    return (
-        f"\nnote: the file names no weights, so {listed} count as inputs; name those that are the same in "
-        "every run: weights: [...]"
-        if given
-        else ""
-    )
+    readers: dict[str, list[Einsum]] = {}
+    for e in workload.einsums:
+        for p in e.inputs:
+            if p.tensor not in made | workload.weights and not AGAIN.search(p.tensor):
+                readers.setdefault(p.tensor, []).append(e)
+    texts = [f"{name} (read by {names_text([e.name for e in by])})" for name, by in readers.items()]
+    listed = ", ".join(texts[:MAX_NAMES]) + ", ..." * (len(texts) > MAX_NAMES)
+    line = f"\ninputs, which no einsum writes: {listed}" if texts else ""
+    if not workload.weights and any(len(e.inputs) > 1 for by in readers.values() for e in by):
+        line += "\nnote: the file names no weights; those that are the same in every run: weights: [...]"
+    return line
 
 
 class Sparsity(NamedTuple):

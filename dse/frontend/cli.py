@@ -110,9 +110,14 @@ def _plain(line: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from dse.frontend import plausible
+    from dse.frontend import check, plausible
     from dse.study import study as studies
 
+    if check.is_machine(args.study):
+        raise ValueError(
+            f"{args.study}: is a machine, and a run is of a study, which names one (machine: {args.study}); "
+            "begin with dse new study mine.yaml"
+        )
     study = studies.load(args.study, args.set)
     _warn(*study.loaded_workloads)
     rules = plausible.rules_of_nothing(study.space.template, study.loaded_workloads)
@@ -471,7 +476,7 @@ def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -
         is_close = (is_same | (is_near & has_gap)).all(axis=1) & ~is_same.all(axis=1)
         pairs += int((is_close & (groups[i + 1 :] == groups[i])).sum())
     return (
-        f"{pairs} pair{'s' * (pairs > 1)} of rows differ by less than their optimality gaps in every "
+        f"{units.counted(pairs, 'pair')} of rows differ by less than their optimality gaps in every "
         "objective in which they differ: which is better is open; a smaller solver.gap or sharing_gap tells "
         "them apart"
         if pairs
@@ -819,11 +824,15 @@ def _sets(texts: Sequence[str], ask: Callable[..., Any]) -> dict[str, Any]:
     from inspect import signature
 
     from dse.study import read
-    from hw.component import closest_name
+    from workloads.meant import meant
 
     sets = read.assignments(texts)
     if taken := [key for key in sets if key in signature(ask).parameters]:
-        raise ValueError(f"set.{taken[0]} is no field of a machine; {closest_name(taken[0], ['node.field'])}")
+        advice = next(iter(meant(taken[0], ())), "")
+        fix = "write NODE.FIELD=VALUE (gbuf.capacity='64 KiB'), solver.KEY=VALUE or limits.seconds=S"
+        raise ValueError(
+            f"--set {taken[0]}: is no field of a machine; {f'did you mean {advice}?' if advice else fix}"
+        )
     return sets
 
 
@@ -949,11 +958,14 @@ def _residency(args: argparse.Namespace) -> int:
 
 def _plot(args: argparse.Namespace) -> int:
     """Runs `dse plot RUN KIND` or `dse plot WORKLOAD MACHINE KIND`."""
-    from dse.frontend import api, pictures, progress, runs
+    from dse.frontend import api, check, pictures, progress, runs
 
     *sources, kind = args.words
+    if len(sources) == 1 and check.is_machine(kind):
+        kinds = ", ".join((*pictures.OF_MAPPED, "layout", *pictures.OF_REUSE[1:]))
+        raise ValueError(f"{' '.join(args.words)}: give what to draw behind the machine: {kinds}")
     if len(sources) == 1:
-        picture = runs.open(sources[0]).plot(kind, args.point, args.workload)
+        picture = runs.open(sources[0]).plot(kind, args.point, args.workload, args.einsum)
     elif len(sources) == 2:
         sets = _sets(args.set, api.map)
         if wrong := pictures.wrong_kind(kind):  # before anything is solved
@@ -1049,7 +1061,7 @@ def _compare(args: argparse.Namespace) -> int:
     """
     from dse.frontend import api, check, compare, runs, screens
 
-    if len(args.words) == 2 and all(map(check.is_machine, args.words)):
+    if len(args.words) == 2 and any(map(check.is_machine, args.words)):
         comparison = compare.machines(args.words[0], args.words[1], _sets(args.set, api.map))
     elif len(args.words) == 3 and all(map(POINT.fullmatch, args.words[1:])):
         comparison = compare.points(runs.open(args.words[0]), *args.words[1:])
@@ -1065,6 +1077,8 @@ def _compare(args: argparse.Namespace) -> int:
             print(_plain(f"warning: {line}"), file=sys.stderr)
     elif len(args.words) == 4:
         paths = args.words[2:]
+        for path in paths:  # before anything is solved
+            _raise_if_no_schedule(path)
         first, second = (_compared(args, path) for path in paths)
         for one, path in ((first, paths[0]), (second, paths[1])):
             if "energy_pj" not in one.totals:
@@ -1083,21 +1097,31 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _schedule_names() -> tuple[str, ...]:
+    from typing import get_args, get_type_hints
+
+    from dse.solve.options import SolverOptions
+
+    names: tuple[str, ...] = get_args(get_type_hints(SolverOptions)["schedule"])
+    return names
+
+
+def _raise_if_no_schedule(word: str) -> None:
+    from hw.component import closest_name
+
+    if not Path(word).exists() and word not in (names := _schedule_names()):
+        raise ValueError(f"{word}: neither a file nor a name of solver.schedule; {closest_name(word, names)}")
+
+
 def _compared(args: argparse.Namespace, word: str) -> Any:
     """Returns the schedule that a word of `dse compare` names (mapped.Mapped): a file, or what
     solver.schedule=WORD finds.
     """
-    from typing import get_args, get_type_hints
-
     from dse.frontend import api, progress
-    from dse.solve.options import SolverOptions
-    from hw.component import closest_name
 
-    names = get_args(get_type_hints(SolverOptions)["schedule"])
-    if not Path(word).exists() and word not in names:
-        raise ValueError(f"{word}: neither a file nor a name of solver.schedule; {closest_name(word, names)}")
     if Path(word).exists():
-        given = [text for text in args.set if not (set(args.words[2:]) & set(names) and "solver." in text)]
+        names = {*args.words[2:]} & {*_schedule_names()}
+        given = [text for text in args.set if not (names and "solver." in text)]
         return _simulated(argparse.Namespace(**{**vars(args), "set": given}), word)
     workload, machine = args.words[:2]
     sets = _sets([*args.set, f"solver.schedule={word}"], api.map)
@@ -1162,11 +1186,13 @@ def _check(args: argparse.Namespace) -> int:
                 tables.print_line(f"{text}: {line}")
                 if layers:
                     *columns, _ = layers[0]._fields
-                    tables.print_table(columns, [(names_text(one.einsums), *one[1:-1]) for one in layers])
+                    lines = [(names_text(one.einsums), *one[1:-1]) for one in layers]
+                    tables.print_table(columns, lines, keep=columns)
                 if components:
                     keys_of = list(components[0])
                     rows = [[row.get(key) for key in keys_of] for row in components]
-                    tables.print_table([*map(units.label, keys_of)], rows, unit_keys=keys_of)
+                    heads = [*map(units.label, keys_of)]
+                    tables.print_table(heads, rows, keep=heads, unit_keys=keys_of)
                 if counted:
                     _print_sparsity(counted.facts, counted.tiles)
         except ValueError as fault:

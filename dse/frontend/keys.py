@@ -172,8 +172,8 @@ SOLVER: Meanings = {
     ),
     "mapping": (
         "",
-        "of the mapper optimal, schedules unfused, pipelined and kapla (rules inside of a node's array): "
-        "rules that mappings keep, as in a machine file "
+        "of the mapper optimal, schedules unfused, fused and best, pipelined and kapla (rules inside of a "
+        "node's array): rules that mappings keep, as in a machine file "
         "(mapping[].at and the keys after it), beside the machine's own",
     ),
     "gap": (
@@ -194,6 +194,18 @@ SOLVER: Meanings = {
         "layouts of tensors between einsums in main memory, where cache lines, rows or banks are "
         "described: dse list solvers",
     ),
+    "layout_joint": (
+        "",
+        "of layout: sampled, costs of the stage that proposes layouts and walks loops; the different "
+        "products of a workload share them evenly (ALT: 300 of an operator, 8,000 of a network)",
+    ),
+    "layout_loops": ("", "the same of the stage that searches loops in the layouts found (ALT: 700, 12,000)"),
+    "layout_proposer": (
+        "",
+        "of layout: sampled, who proposes layouts: random shares of every dimension, a tree-structured "
+        "Parzen estimator (tpe), or ALT's actor-critic",
+    ),
+    "layout_levels": ("", "of layout: sampled, levels of tiles in the layouts of outputs, 1 or 2"),
     "schedule": (
         "",
         "what may happen between einsums (fusion, pipelines, on-chip retention): dse list solvers",
@@ -279,7 +291,21 @@ RULE: Meanings = {
     "keep": ("", "at a memory: tensors that must stand there, by name or role (input, weight, output)"),
     "bypass": ("", "at a memory: tensors that may not stand there, by name or role"),
     "tile": ("", "at a memory: the largest tile by tensor, in elements (1024) or bytes (2 KiB)"),
-    "utilization": ("share", "of the PEs that must work, at least"),
+    "order": (
+        "",
+        "at a memory: ranks, outermost first: a temporal loop there over one of them stands above all those "
+        "over later ones; '*': all ranks that are not named",
+    ),
+    "inside": (
+        "",
+        "at a memory: ranks whose temporal loops all stand inside of its tiles, so that none changes a tile "
+        "there: of sums, k: they leave complete",
+    ),
+    "utilization": (
+        "share",
+        "of the PEs that must work, at least; at a dimension of the PEs along it, or as many as factors of "
+        "the ranks that the rule allows there can fill, where these are fewer",
+    ),
 }
 IN_CORE = (
     "the core that it is a part of, with all other nodes that name it: several stand beside each other below "
@@ -317,7 +343,7 @@ MEMORY: Meanings = {
         "",
         "shared: reads and writes share the bandwidth; separate: each has it; or a list of ports, each with "
         "the roles that it serves (read: [weight], write: [output]) and its rate as a multiple of the "
-        "memory's (times: 2)",
+        "memory's (times: 2); fill and drain: [output] at a port for sums from and to the memory outside",
     ),
     "double_buffer": (
         "",
@@ -424,6 +450,11 @@ MAC_UNIT: Meanings = {
         "",
         "roles of the operands (input, weight) whose zeros are gated: such an operation takes cycles and no "
         "energy; zeros of others are skipped",
+    ),
+    "lockstep": (
+        "",
+        "PEs step together through the groups of an operand in N:M, the only one with zeros: those along its "
+        "ranks share whole groups of another operand, and add up their sums",
     ),
 }
 TILING: Meanings = {

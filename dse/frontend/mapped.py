@@ -5,7 +5,6 @@ of a run. It imports no solver.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dse.explain import values as explain
@@ -15,10 +14,8 @@ from dse.mapping.constraints import FREE, ruled
 from dse.mapping.conversion import Conversion
 from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule
-from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.evaluate import ProgressFn, Solution, no_progress
-from dse.sim.einsum.limits import broken
-from dse.sim.schedule.placed import placed_segments
+from dse.sim.schedule.faults import broken_rules
 from dse.solve.options import SolverOptions
 from hw.arch import Arch
 from workloads.graph import Workload
@@ -45,8 +42,8 @@ class Mapped:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes.
 
         kind: nest, mapping, roofline, breakdown, ski-slope or residency (of a schedule)
-        einsum: of nest, mapping or ski-slope; None: the costliest; for ski-slope the whole
-            workload for ski-slope
+        einsum: of nest, mapping, ski-slope or roofline; None: the costliest; for ski-slope and roofline the
+            whole workload
 
         Raises ValueError.
         """
@@ -64,21 +61,17 @@ class Mapped:
     @property
     def broken_rules(self) -> list[str]:
         """How a given schedule breaks rules of the machine (`mapping`), one line each; no cost depends on it.
-        Rules are for einsums that run alone: a line names those that do not.
+        A line names those that run at once with others, or with tensors that are retained in part: these are
+        not compared with rules.
         """
         if not self.arch.mapping or self.plan is None:
             return []
-        arch, lines, unchecked = self.arch, list[str](), list[str]()
-        for one in chain.from_iterable(placed_segments(arch, self.workload, self.plan)):
-            e = one.einsum
-            if one.boundary == ALONE:
-                own = arch.unit(one.nest.unit)
-                found = broken(ruled(FREE, own.mapping, e, own), one.nest, e, own)
-                lines += [f"{e.name}: {line}" for line in found]
-            else:
-                unchecked.append(e.name)
+        lines, unchecked = broken_rules(
+            self.arch, self.workload, self.plan, lambda e, own: ruled(FREE, own.mapping, e, own)
+        )
         beside = [
-            f"not compared with the rules of `mapping`, as they do not run alone: {', '.join(unchecked)}"
+            "not compared with the rules of `mapping`, as they run at once with others, or with tensors "
+            f"retained in part: {', '.join(unchecked)}"
         ]
         return lines + (beside if unchecked else [])
 

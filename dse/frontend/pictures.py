@@ -115,14 +115,16 @@ class Opened(Protocol):
         """A line per workload that the point runs layer by layer though it exchanges much through memory."""
 
 
-def of_run(run: Opened, kind: str, point: str | int = "best", workload: str = "") -> Picture:
-    """Returns a picture of a run. kind: one of OF_RUN; point, workload: whose roofline is drawn. Raises
-    ValueError.
+def of_run(
+    run: Opened, kind: str, point: str | int = "best", workload: str = "", einsum: str | None = None
+) -> Picture:
+    """Returns a picture of a run. kind: one of OF_RUN; point, workload, einsum: whose roofline is drawn.
+    Raises ValueError.
     """
     if kind not in OF_RUN:
         raise ValueError(f"KIND = {kind}: is no picture of a run; {closest_name(kind, OF_RUN)}")
     if kind == "roofline":
-        return _roofline(run, point, workload)
+        return _roofline(run, point, workload, einsum)
     return {"front": _front, "breakdown": _breakdown, "sensitivity": _sensitivity, "progress": _progress}[
         kind
     ](run)
@@ -338,7 +340,7 @@ def _seconds(run: Opened, machines: np.ndarray) -> np.ndarray | None:
     return figures.elapsed(at[rows], list(zip(begins, ends, strict=True)))
 
 
-def _roofline(run: Opened, point: str | int, workload: str) -> Picture:
+def _roofline(run: Opened, point: str | int, workload: str, einsum: str | None) -> Picture:
     """Draws one workload of a point; the title names those that it leaves out."""
     shown = run.show(point)
     if not shown.solutions:
@@ -354,7 +356,7 @@ def _roofline(run: Opened, point: str | int, workload: str) -> Picture:
     names = textwrap.shorten(", ".join(by_name), 70, placeholder=" ...")
     others = f"\n1 of {len(by_name) + 1} workloads; others: --workload {names}" if by_name else ""
     return plots.roofline(
-        figures.roofline(one.arch, one.workload, one.solution),
+        figures.roofline(one.arch, one.workload, one.solution, einsum),
         f"{name}, machine {shown.machine} of {run.study.name}{others}",
     )
 
@@ -377,8 +379,8 @@ def wrong_kind(kind: str) -> str:
 def of_mapped(
     mapped: Solved, kind: str, einsum: str | None = None, progress: ProgressFn = no_progress
 ) -> Picture:
-    """Returns a picture of one workload on one machine. kind: one of OF_MAPPED; einsum: the one of a nest or
-    ski slope. Raises ValueError.
+    """Returns a picture of one workload on one machine. kind: one of OF_MAPPED; einsum: the one of a nest,
+    ski slope or roofline. Raises ValueError.
     """
     if kind not in OF_MAPPED:
         raise ValueError(wrong_kind(kind) or f"KIND = {kind}: dse plot alone draws it")
@@ -398,7 +400,7 @@ def of_mapped(
         raise NothingFits(f"{title}: infeasible: {mapped.solution}")
     draw_kind: dict[str, Callable[[Solution], Picture]] = {
         "roofline": lambda found: plots.roofline(
-            figures.roofline(mapped.arch, mapped.workload, found), title
+            figures.roofline(mapped.arch, mapped.workload, found, einsum), title
         ),
         "breakdown": lambda found: _einsums(mapped, found, title),
         "nest": lambda found: _nest(mapped, found, einsum, plots.nest, figures.nest),

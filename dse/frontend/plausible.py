@@ -17,8 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from dse.explain.units import counted
 from hw import component, machine
-from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
+from hw.arch import ALL_OTHERS, EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Array, Machine, MacUnit, Memory, Rule
 from hw.space import Space, Unbuildable, apply, decode, values
 from hw.voltage import energy_factor
 from workloads import document
@@ -103,6 +104,8 @@ def rule_names(rule: Rule) -> list[tuple[str, Sequence[str], tuple[str, ...]]]:
         ("keep", rule.keep, ROLES),
         ("bypass", rule.bypass, ROLES),
         ("tile", [limit.tensor for limit in rule.tile], ROLES),
+        ("order", [rank for rank in rule.order if rank != ALL_OTHERS], RANK_ROLES),
+        ("inside", rule.inside, RANK_ROLES),
     ]
 
 
@@ -118,7 +121,7 @@ def rules_of_nothing(spec: Machine, workloads: Sequence[Workload]) -> list[str]:
         "ranks": {rank for e in einsums for rank, _ in e.extents},
         "tensors": {p.tensor for e in einsums for p in e.tensors()},
     }
-    kinds = {"ranks": "ranks", "factors": "ranks", "einsums": "einsums"}
+    kinds = {"ranks": "ranks", "factors": "ranks", "order": "ranks", "inside": "ranks", "einsums": "einsums"}
     lines = []
     for i, rule in enumerate(spec.mapping):
         for key, given, roles in rule_names(rule):
@@ -321,7 +324,7 @@ def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
         key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
         ports = FILE_PORTS if (node.capacity or 0) <= FILE_BYTES * node.banks else 1
         if getattr(node, key) is not None and level.bandwidth > node.banks * ports * (1 + 1e-9):
-            banks = f"{node.banks} bank{'s' * (node.banks > 1)} of one port"
+            banks = f"{counted(node.banks, 'bank')} of one port"
             yield (
                 f"{node.name}.{key} asks for {level.bandwidth:.3g} accesses per clock of {banks} (SRAM of "
                 f"the tables): each works {level.bandwidth / node.banks:.3g} times per clock, at no cost in "

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from dse.explain.units import duration
+from dse.explain.units import counted, duration
 from dse.frontend.tables import safe, solving_texts
 from dse.run import compiling
 
@@ -161,7 +161,7 @@ def stopping_text(facts: Mapping[str, Any]) -> str:
     longest = "".join(f": {one}" for one in solving_texts(facts.get("solving"))[:1])
     limit = f"at most {limit_s:g} s each" if isinstance(limit_s, int | float) else "with no deadline"
     return (
-        f"stopping, waits for {count} machine{'s' * (count > 1)}, {limit}{longest}; limits.seconds is their "
+        f"stopping, waits for {counted(count, 'machine')}, {limit}{longest}; limits.seconds is their "
         f"deadline; {NOW_COSTS}"
     )
 
@@ -195,7 +195,7 @@ class RunProgress:
         interrupted = status.state == "running" and status.reason.startswith("interrupted")
         if status.state == "running" and status.reason:
             longest = "".join(f" ({one})" for one in solving[:1])
-            count = f"{status.in_flight} machine{'s' * (status.in_flight != 1)}"
+            count = counted(status.in_flight, "machine")
             ending = f"interrupted; finishing {count}{longest}, again to stop now"
             text = f"{text}, {ending if interrupted else status.reason}"
         elif status.state == "running" and status.waiting and not status.workers_live:

@@ -253,6 +253,13 @@ class Run:
             )
         return ""
 
+    def _is_sample(self) -> bool:
+        """True if machines of the space are left that the run has not asked for."""
+        with suppress(ValueError):
+            status = check.status(self.path, skip_damaged=True)
+            return bool(status.get("done", 0) < self.study.space.size)
+        return False
+
     def objectives(self) -> list[str]:
         """Returns the study's objectives as `column:direction`, in order."""
         return [f"{o.column}:{o.direction}" for o in self.study.objectives]
@@ -333,12 +340,13 @@ class Run:
     def axis_hints(self, objectives: Sequence[str] = ()) -> list[str]:
         """Returns a line for each group of objectives whose best points all lie at ends of axes of numbers:
         wider, these may have better ones. Area is left out (less of anything is smaller), and so are axes of
-        which the run has one value yet. Of a run that has not finished it returns none: its machines need not
-        be spread evenly. objectives: of the study's these alone; (): all.
+        which the run has one value yet. Of a run that has not finished, or ended with machines of its space
+        left, it returns none: its machines need not be spread evenly. objectives: of the study's these alone;
+        (): all.
         """
         from analysis import db
 
-        if self.unfinished():
+        if self.unfinished() or self._is_sample():
             return []
 
         axes = [
@@ -415,13 +423,15 @@ class Run:
             else ""
         )
 
-    def plot(self, kind: str = "front", point: str | int = "best", workload: str = "") -> Picture:
+    def plot(
+        self, kind: str = "front", point: str | int = "best", workload: str = "", einsum: str | None = None
+    ) -> Picture:
         """Returns a picture, which a notebook shows and `.save("x.pdf")` writes: front, breakdown, roofline
-        (of `point` and `workload`, a name; "": the first), sensitivity or progress.
+        (of `point` and `workload`, a name; "": the first; of `einsum`; None: all), sensitivity or progress.
         """
         from dse.frontend import pictures
 
-        return pictures.of_run(self, kind, point, workload)
+        return pictures.of_run(self, kind, point, workload, einsum)
 
     def report(self, path: str | Path, others: Sequence[Run] = ()) -> None:
         """Writes the run as one HTML file that needs no network, with the fronts of other runs beside its

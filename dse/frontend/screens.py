@@ -78,7 +78,10 @@ def residency(arch: Arch, workload: Workload, found: TrafficReport, width: int =
     blocks = [facts(known_facts, f"{workload.name} on {arch.name}", width)]
     for one in tables:
         hidden_rows = len(one.rows) - MAX_ROWS
-        notes = [one.note, f"{hidden_rows} more rows; --format json lists them" if hidden_rows > 0 else ""]
+        notes = [
+            one.note,
+            f"{units.counted(hidden_rows, 'more row')}; --format json lists them" if hidden_rows > 0 else "",
+        ]
         blocks.append(
             block(replace(one, rows=one.rows[:MAX_ROWS], note=" ".join(filter(None, notes))), width)
         )
@@ -103,6 +106,10 @@ def ranking(known_facts: dict[str, Any], listed: list[explain.Table], width: int
 
 
 def block(one: explain.Table, width: int) -> str:
-    """Returns an explanation's table with its title, and its note below, wrapped to `width` columns."""
-    shown = table([*map(units.label, one.header)], one.rows, one.title, width=width, unit_keys=one.header)
+    """Returns an explanation's table with its title and its note, wrapped to `width` columns. No column
+    of the table of einsums is left out.
+    """
+    heads = [*map(units.label, one.header)]
+    keep = heads if one.title == "einsums" else ()
+    shown = table(heads, one.rows, one.title, keep, width, one.header)
     return shown + (wrapped(one.note, width) + "\n" if one.note else "")

@@ -77,10 +77,10 @@ def table(
     width: int = WIDE,
     unit_keys: Sequence[str] = (),
 ) -> str:
-    """Returns a table of at most `width` columns. Numbers are never wrapped. Where it is too wide, columns
-    are left out from the right, and a line names them. Those of `keep` stay: then heads are folded, and what
-    still does not fit stands in a second table below, beside the first column, with those of the others for
-    which it has room.
+    """Returns a table of at most `width` columns. Numbers are never wrapped. Where it is too wide, heads are
+    folded, then columns are left out from the right, and a line names them. Those of `keep` stay: what does
+    not fit stands in a second table below, beside the first column, with those of the others for which it
+    has room.
 
     unit_keys: for each column the name by which its unit is looked up; (): as in the header
     """
@@ -101,7 +101,7 @@ def _fitted(
         _column(name, [row[i] for row in listed], unit_key)
         for i, (name, unit_key) in enumerate(zip(header, unit_keys or header, strict=True))
     ]
-    if keep and _least_width(columns) > width:
+    if _least_width(columns) > width:
         columns = [_with_folded_head(c) for c in columns]
     dropped: list[_Column] = []
     while _least_width(columns) > width and (
@@ -405,7 +405,7 @@ def print_rows(
         print(text)
         total = len(rows) if row_count is None else row_count
         more = f" of {total}; {shows_all} shows the other {total - shown}"
-        print(f"{shown} row{'s' * (shown != 1)}{more if shown < total else ''}")
+        print(f"{units.counted(shown, 'row')}{more if shown < total else ''}")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([_field(name, csv_safe) for name in header])
@@ -471,8 +471,9 @@ def print_end(out: str, status: Any, solved: int, address: str | None = None) ->
         else f"{status.state}, "
     )
     print_line(
-        f"{out}: {state}{reason}; {solved} machines solved now, {status.done} in all ({status.infeasible} "
-        f"infeasible, {status.pruned} pruned, {status.error} errors), front {status.front}"
+        f"{out}: {state}{reason}; {units.counted(solved, 'machine')} solved now, {status.done} in all "
+        f"({status.infeasible} infeasible, {status.pruned} pruned, {units.counted(status.error, 'error')}), "
+        f"front {status.front}"
     )
     commands = (
         [f"dse pareto {out}", f"dse show {out} best", f'dse sql {out} "FROM designs LIMIT 10"']

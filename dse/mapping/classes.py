@@ -60,11 +60,11 @@ def rank_classes(einsums: Sequence[Einsum], made: Collection[str]) -> tuple[tupl
     """Returns the classes. A class is a tuple with exactly one rank of each einsum, in the order of
     `einsums`.
 
-    A tensor that one einsum makes and another reads must be read with the indices with which it is written,
-    and every class must index one of its dimensions; else there are no classes. Ranks that slide windows,
-    columns of compressed tensors, and rows that a softmax or norm needs whole are in no class. Tensors that
-    the einsums only read also match ranks with each other, as long as each einsum still has one rank in the
-    class.
+    A tensor that one einsum makes and another reads must be read in the shape in which it is written, and
+    every class must index one of its dimensions; else there are no classes. Ranks that slide windows (into
+    padding around the tensor, or not), columns of compressed tensors, and rows that a softmax or norm needs
+    whole are in no class. Tensors that the einsums only read also match ranks with each other, as long as
+    each einsum still has one rank in the class.
     """
     tensors = shared_tensors(einsums, made)
     results = {e.output.tensor for e in einsums}
@@ -187,18 +187,12 @@ def cut_alike(users: Users, classes: Sequence[tuple[str, ...]]) -> bool:
     return same_reads and len(cuts) == len(parts) == 1
 
 
-def reads_as_written(p: Projection, q: Projection, padded: bool = False) -> bool:
-    """True if two projections of a dense tensor agree in the sizes and offsets of their dimensions and in
-    bits.
-
-    padded: offsets may differ (a reader's padding).
+def reads_as_written(p: Projection, q: Projection) -> bool:
+    """True if two projections of a dense tensor agree in the sizes of their dimensions and in bits. Offsets
+    may differ: a reader's windows may reach into padding around the tensor.
     """
-    pairs = list(zip(p.dims, q.dims, strict=False))
-    sizes = len(p.dims) == len(q.dims) and all(a.size == b.size for a, b in pairs)
-    # a constant index has no loop and so no padding: its offset may differ
-    starts = padded or all(a.offset == b.offset or not a.terms for a, b in pairs)
-    same = sizes and starts
-    return p.bits == q.bits and p.format == q.format == "dense" and same
+    same_sizes = [d.size for d in p.dims] == [d.size for d in q.dims]
+    return p.bits == q.bits and p.format == q.format == "dense" and same_sizes
 
 
 def rank_of(dim: Dim, e: Einsum) -> str | None:

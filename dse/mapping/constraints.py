@@ -7,14 +7,14 @@ the limits that rules (hw.arch.Rule) set for an einsum. What a mapping breaks: d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
 from math import ceil
 from typing import Literal
 
-from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role
-from hw.arch import ALL_TRIPS, RANK_ROLES, ROLES, Arch, Factor, Fanout, Rule
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role, unrollable
+from hw.arch import ALL_OTHERS, ALL_TRIPS, RANK_ROLES, ROLES, Arch, Factor, Fanout, Rule
 from workloads.einsum import Einsum, Projection
 
 ANY_TRIPS = 1 << 60  # `Limit.most` of trips without an upper limit
@@ -30,15 +30,20 @@ class Limit:
         rank; without one, the outermost level
     keep, bypass: tensor `name` stands at level `at`, or does not
     tile: bits of one tile of tensor `name` at level `at`, at most (a double buffer holds two such)
+    order: temporal loops over rank `name` at level `at` (as of temporal) stand above those over rank `below`
+        there; loops of one trip are none
+    inside: no temporal loop over rank `name` stands above a storage node at level `at`
+    fill: trips of all spatial loops along dimension `at`, at least
     pes: PEs that get some of the work, at least
     """
 
-    kind: Literal["spatial", "temporal", "keep", "bypass", "tile", "pes"]
+    kind: Literal["spatial", "temporal", "keep", "bypass", "tile", "order", "inside", "fill", "pes"]
     at: str
     name: str
     least: int
     most: int
     text: str  # the part of the rule that sets it, as certificates name it
+    below: str = ""  # order: the other rank
 
     def allows(self, trips: int) -> bool:
         """True if so many trips are allowed."""
@@ -304,6 +309,7 @@ def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
         by_name = [tensor for tensor in projections if tensor == name]
         return by_name or [tensor for tensor in projections if name in ROLES and role(e, tensor) == name]
 
+    allowed: list[str] = []
     if rule.ranks is not None:
         allowed = [rank_of(name) for name in rule.ranks if rank_of(name)]
         text = f"{start}ranks {' '.join(rule.ranks) or 'none'}{own}"
@@ -323,9 +329,38 @@ def _limits(rule: Rule, e: Einsum, arch: Arch) -> Iterator[Limit]:
             elem_bits = bits_at(arch.levels[levels[at]], tensor, e, arch) + projections[tensor].index_bits
             most = tile.amount * (8 if tile.unit == "B" else elem_bits)
             yield Limit("tile", at, tensor, 0, most, f"{start}tile of {tile}{own}")
-    if rule.utilization is not None:
+    for name, below in _ordered_pairs([rank_of(one) or one for one in rule.order], sizes):
+        yield Limit("order", at, name, 0, 0, f"{start}order {' '.join(rule.order)}{own}", below)
+    for rank in dict.fromkeys(filter(None, map(rank_of, rule.inside))):
+        yield Limit("inside", at, rank, 0, 0, f"{start}inside {' '.join(rule.inside)}{own}")
+    if rule.utilization is not None and at in dims and e.kind != "copy":
+        size = dict(dims[at].dims)[at]
+        takes_any = not allowed and rule.ranks != ()
+        ranks = [rank for rank in unrollable(e, arch, at) if rank in allowed or takes_any]
+        least = min(ceil(rule.utilization * size * (1 - 1e-12)), _most_trips([sizes[r] for r in ranks], size))
+        text = f"{start}utilization >= {100 * rule.utilization:g} %{own}"
+        if least > 1:
+            yield Limit("fill", at, "", least, 0, text)
+    elif rule.utilization is not None and not at:
         pes = ceil(rule.utilization * arch.instances(len(arch.levels)) * (1 - 1e-12))
         yield Limit("pes", "", "", pes, 0, f"utilization >= {100 * rule.utilization:g} %{own}")
+
+
+def _ordered_pairs(order: Sequence[str], ranks: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yields the pairs (outer rank, inner rank) that an order of loops allows in that order alone."""
+    others = [rank for rank in ranks if rank not in order]
+    groups = [others if name == ALL_OTHERS else [name] for name in order if name in (ALL_OTHERS, *ranks)]
+    for outer, inner in combinations(groups, 2):
+        yield from ((one, other) for one, other in product(outer, inner) if one != other)
+
+
+def _most_trips(extents: Sequence[int], size: int) -> int:
+    """Returns the most PEs of a dimension of so many that factors of some ranks can fill together."""
+    found = {1}
+    for n in extents:
+        divisors = [trips for trips in range(1, min(n, size) + 1) if n % trips == 0]
+        found = {have * trips for have in found for trips in divisors if have * trips <= size}
+    return max(found)
 
 
 def _trips(factor: Factor, extent: int) -> tuple[int, int]:

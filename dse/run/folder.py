@@ -28,7 +28,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from io import BufferedWriter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,7 @@ MANIFEST_VERSION = 5  # of the manifest, and of the tables that it lists
 # generation of the manifest, level; of groups that workers wrote also the lease and eight random digits
 GROUP_NAME = re.compile(r"\d{6,12}-\d(?P<by_worker>-\d{1,19}-[0-9a-f]{8})?")
 DIGEST = re.compile(r"[0-9a-f]{16}")
+MAX_BESIDE = 1000  # files of a folder in which a run is looked for
 FOLDERS = ("parts", "asks", "log", "quarantine", "inputs")
 FILES = (MANIFEST, PREVIOUS_MANIFEST, ENV, STATUS, STUDY, STOP, LOCK)
 SEALED_ASKS = re.compile(
@@ -400,11 +403,32 @@ def raise_if_no_run(root: Path) -> None:
 def no_run_text(root: Path) -> str:
     """A message for a path that is no run folder, with what to do."""
     if root.is_file():
-        return (
-            f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. "
-            f"runs/{root.stem}"
-        )
-    return f"{root}: no run is there ({STUDY} is missing); start one with dse run STUDY.yaml --out {root}"
+        own = root.parent if (root.parent / MANIFEST).is_file() else Path("runs", root.stem)
+        return f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. {own}"
+    if inside := _runs_in(root):
+        listed = ", ".join(str(one) for one in sorted(inside.values())[:3]) + ", ..." * (len(inside) > 3)
+        return f"{root}: is a folder of runs, give one of them: {listed} (dse runs {root} lists them)"
+    near = _run_meant(root)
+    start = f"start one with dse run STUDY.yaml --out {root}"
+    return (
+        f"{root}: no run is there ({STUDY} is missing); {f'did you mean {near}? or ' if near else ''}{start}"
+    )
+
+
+def _run_meant(root: Path) -> Path | None:
+    """Returns the run of that name, or of one that is spelt alike, in the folder where it was looked for, or
+    in runs/; None if there is none.
+    """
+    runs = _runs_in(Path("runs")) | _runs_in(root.parent)
+    return next((runs[name] for name in get_close_matches(root.name, runs, 1)), None)
+
+
+def _runs_in(parent: Path) -> dict[str, Path]:
+    """Returns the runs among the first MAX_BESIDE files of a folder, by name."""
+    with suppress(OSError):
+        beside = islice(parent.iterdir(), MAX_BESIDE)
+        return {one.name: one for one in beside if (one / STUDY).is_file()}
+    return {}
 
 
 def advice(root: Path) -> str:
@@ -774,7 +798,7 @@ def raise_if_other_study(root: Path, manifest: Manifest, identity: Mapping[str, 
         if written["model_version"] == identity["model_version"]:
             return
         raise OtherVersion(
-            f"{root}: written by {_versions_text(written)}, this is {_versions_text(identity)}: costs have "
+            f"{root}: written by {versions_text(written)}, this is {versions_text(identity)}: costs have "
             "changed since, and rows of different versions are not mixed; read them with the dse that wrote "
             f"them, or solve again: dse run {root / STUDY} --out NEW"
         )
@@ -786,11 +810,12 @@ def raise_if_other_study(root: Path, manifest: Manifest, identity: Mapping[str, 
     )
 
 
-def _versions_text(identity: Mapping[str, str]) -> str:
-    return f"model {identity['model_version']}, solver {identity['solver_version']}"
+def versions_text(identity: Mapping[str, str]) -> str:
+    """Returns the versions of model and solvers in words."""
+    return f"model {identity.get('model_version')}, solver {identity.get('solver_version')}"
 
 
 def written_by(root: Path, manifest: Manifest) -> str:
     """Returns which versions of model and solvers wrote the rows of a folder; "": none, or env.json lost."""
     written = (env(root, manifest) or {}).get("identity", {}) if manifest.identity else {}
-    return _versions_text(written) if {*VERSIONS} <= written.keys() else ""
+    return versions_text(written) if {*VERSIONS} <= written.keys() else ""

@@ -4,7 +4,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -16,7 +16,22 @@ from hw.arch import Arch, Cost, Rules
 from workloads.einsum import Einsum
 
 Goal = Objective | Literal["front"]
-LayoutPolicy = Literal["row_major", "ol", "wp", "fp", "bp", "bf", "ind", "alt"]
+LayoutPolicy = Literal[
+    "row_major",
+    "ol",
+    "nohw",
+    "neocpu",
+    "ansor",
+    "wp",
+    "fp",
+    "bp",
+    "bf",
+    "ind",
+    "alt-published",
+    "sampled",
+    "alt",
+]
+LayoutProposer = Literal["random", "tpe", "actor-critic"]
 Kapla = Literal["kapla", "kapla-exhaustive", "kapla-random", "kapla-annealing"]
 # schedules that run einsums pipelined, on machines of nodes
 PIPELINED_SCHEDULES = ("pipelined", *get_args(Kapla))
@@ -65,7 +80,7 @@ REFUSED = {
         without_widths,
     ),
     "ports": Refusal(
-        ("unfused",),
+        ("unfused", "fused", "best"),
         (),
         "does not time ports that serve some tensors, nor writes apart from reads",
         "the ports",
@@ -88,7 +103,8 @@ REFUSED = {
 COUNTED_BY: dict[str, tuple[str, ...]] = {
     **{key: one.schedules for key, one in REFUSED.items()},
     "units": ("unfused",),
-    "rules": ("unfused", *PIPELINED_SCHEDULES),
+    "rules": ("unfused", "fused", "best", *PIPELINED_SCHEDULES),
+    "lockstep": ("unfused",),
     "no nodes": (
         "unfused",
         "fused",
@@ -104,7 +120,9 @@ def who_counts(features: Collection[str]) -> str:
     possible = [name for name in ("unfused", "fused", "pipelined") if _all_count(features, name)]
     who = "the mapper optimal does" if {"rules", "along"} & {*features} else "mappers do"
     kapla = " and KAPLA's" * _all_count(features, "kapla")
-    return f"{who}, for {' and '.join(possible)} schedules{kapla}"
+    return (
+        f"{who}, for {', '.join(possible[:-1])}{' and ' * (len(possible) > 1)}{possible[-1]} schedules{kapla}"
+    )
 
 
 def _all_count(features: Collection[str], schedule: str) -> bool:
@@ -125,8 +143,8 @@ class SolverOptions:
     mapper: str = "optimal"  # a key of MAPPERS_BY_NAME, or of a plug-in
     factors: Factors = "imperfect_spatial"  # mapper optimal: a key of FACTORS
     dataflow: Dataflow = "free"  # mapper optimal: which tensor is stationary in the PEs (a key of DATAFLOWS)
-    # mapper optimal, schedule unfused; rules inside of a node also with PIPELINED_SCHEDULES: rules for
-    # mappings, beside the machine's own
+    # mapper optimal, schedules unfused, fused and best; rules inside of a node also with PIPELINED_SCHEDULES:
+    # rules for mappings, beside the machine's own
     mapping: Annotated[Rules, WithJsonSchema({"type": "array", "items": {"type": "object"}})] = ()
     gap: Cost = 0.01  # mapper optimal: a search stops at this relative gap to the optimum
     # Schedules unfused and fused, in studies: machines share mappings (those of one family, `Arch.family`) or
@@ -136,6 +154,12 @@ class SolverOptions:
     # layouts at the outermost level of tensors between einsums (a key of LAYOUT), on machines that describe
     # cache lines, rows or banks
     layout: LayoutPolicy = "row_major"
+    # layout sampled: costs of the joint stage and of the loop-only stage, which the different products of a
+    # workload share; who proposes layouts; levels of tiles in the layouts of outputs
+    layout_joint: int = 300
+    layout_loops: int = 700
+    layout_proposer: LayoutProposer = "random"
+    layout_levels: Literal[1, 2] = 1
     # what is retained on chip between einsums, and which einsums share loops (a key of SCHEDULES)
     schedule: Literal[
         "unfused",
@@ -147,6 +171,7 @@ class SolverOptions:
         "seq-overflow",
         "gogeta",
         "gogeta-published",
+        "gogeta-df",
         "residency",
     ] = "unfused"
     # schedules of PIPELINED_SCHEDULES: weights are on chip before the run (pinned), or are loaded in each run
@@ -172,7 +197,21 @@ class SolverOptions:
         """
         return ruled(dataflow(self.dataflow, e, arch), (*arch.mapping, *self.mapping), e, arch)
 
-    def refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
+    def refusals(self, having: Mapping[str, Sequence[object]]) -> Iterator[str]:
+        """Yields why these options do not go with each feature of a machine, with the fix; "": they do.
+
+        having: by feature (of COUNTED_BY) what has it: names of memories or of computes, rules of the machine
+        """
+        features = {key for key, found in having.items() if found} | ({"rules"} if self.mapping else set())
+        for key in REFUSED:
+            if having.get(key):
+                yield self._refused(key, [str(name) for name in having[key]], features)
+        if having.get("units"):
+            yield self.units_refused([str(name) for name in having["units"]], features)
+        if "rules" in features:
+            yield self.rules_refused(bool(having.get("rules")), features)
+
+    def _refused(self, key: str, memories: Sequence[str], features: Collection[str] = ()) -> str:
         """Returns why these options do not go with memories that have this key (of REFUSED), with the fix;
         "": they do. memories: names of those that have it, at least one; features: all of the machine.
         """
@@ -203,6 +242,19 @@ class SolverOptions:
             "machine one compute"
         )
 
+    def lockstep_refused(self, compute: str, operand: str, features: Collection[str] = ()) -> str:
+        """Returns why these options do not go with a machine whose PEs step together through an operand in
+        N:M, with the fix; "": they do. features: all of the machine.
+        """
+        refused = self._first_other("unfused")
+        if not refused:
+            return ""
+        return (
+            f"{refused} does not count PEs in lockstep ({compute}.lockstep, through {operand}): "
+            f"{who_counts({'lockstep', *features})} of each machine by itself; leave it out, or lockstep "
+            "out of the machine file"
+        )
+
     def _first_other(self, *schedules: str) -> str:
         """Returns the first option, with its value, that is not one of mappers of each machine by itself, of
         these values of `schedule`; "": none.
@@ -217,7 +269,7 @@ class SolverOptions:
         """
         key = "solver.mapping" if self.mapping else "mapping" if rules_of_machine else ""
         taken: dict[str, Sequence[object]] = {
-            "schedule": ("unfused", *PIPELINED_SCHEDULES),
+            "schedule": COUNTED_BY["rules"],
             "mapper": ("optimal",),
             "tiling": ("mapper",),
             "layout": ("row_major",),

@@ -43,6 +43,7 @@ from dse.mapping.searched import (
     mappings_of,
 )
 from dse.run import cache, deadline
+from dse.sim.counts.terms import in_step
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
     LEFT_OPEN,
@@ -65,7 +66,7 @@ from dse.sim.schedule import outermost
 from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
 from dse.solve.front import ROUNDS, Chosen, covering_rows, fronts_on, lower_products
 from dse.solve.gogeta.classify import dominance
-from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, solve_configuration
+from dse.solve.gogeta.gogeta_configs import CONFIGURATIONS, Emitted, solve_configuration
 from dse.solve.kapla.published import KAPLA_SCHEDULES, published
 from dse.solve.layouts.layouts import (
     LAYOUT_POLICIES,
@@ -74,10 +75,12 @@ from dse.solve.layouts.layouts import (
     assign_layouts,
     interface_tensors,
 )
+from dse.solve.layouts.sampled import sampled_mapping
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
 from dse.solve.schedules.fusible_segments import fusing_schedules, has_nodes
+from dse.solve.schedules.parts import with_parts
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_fronts import SharedFronts, find_shared_fronts
 from dse.solve.sharing.shared_mappings import (
@@ -94,7 +97,7 @@ from dse.solve.sharing.shared_products import find_shared_products
 from dse.solve.sharing.shared_schedules import SharedSchedules, find_shared_schedules
 from dse.solve.stored import searches_hops, sequential_solution
 from hw import machine
-from hw.arch import EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Rule
+from hw.arch import ALL_OTHERS, EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Rule
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key, einsum
 from workloads.graph import Unique, Workload, base_tensor, counts, csr_results, unique
@@ -194,25 +197,16 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
     features = _features(arch, options)
-    if widths := arch.with_widths():
-        refused = (
-            options.refused("bits", widths, features),
-            *(compressed_width(e, arch) for e in workload.einsums),
-        )
-        if line := next(filter(None, refused), ""):
+    of_widths = (compressed_width(e, arch) for e in workload.einsums if arch.with_widths())
+    if line := next(filter(None, (*options.refusals(features), *of_widths)), ""):
+        raise ValueError(line)
+    for one in (one for one in (arch, *arch.units) if one.compute.lockstep):
+        stepped = [own.tensor for e in workload.einsums for p in e.tensors() if (own := in_step(p, e))]
+        having = {key for key, found in features.items() if found}
+        if stepped and (line := options.lockstep_refused(one.compute.name.lower(), stepped[0], having)):
             raise ValueError(line)
-    for key, memories in (
-        ("ports", arch.with_ports()),
-        ("latency_ns", arch.with_latency()),
-        ("along", arch.with_sharing()),
-    ):
-        if memories and (line := options.refused(key, memories, features)):
-            raise ValueError(line)
-    if arch.units:
-        if line := options.units_refused([one.compute.name.lower() for one in arch.units], features):
-            raise ValueError(line)
-        for e in workload.einsums:
-            computes(e, arch)
+    for e in workload.einsums:
+        computes(e, arch)
     if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
         named = f"{results[0].output.tensor} of {results[0].name}"
         raise ValueError(
@@ -221,12 +215,18 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
         )
     if not arch.mapping and not options.mapping:
         return
-    if line := options.rules_refused(bool(arch.mapping), features):
-        raise ValueError(line)
     if arch.models_layout():
         raise ValueError(
             f"{'solver.mapping' if options.mapping else 'mapping'}: {arch.name} describes lines, rows or "
             "banks, and layouts are not searched under rules; leave burst and bank_map out, or the rules"
+        )
+    placed = [
+        key for rule in (*arch.mapping, *options.mapping) for key in ("order", "inside") if getattr(rule, key)
+    ]
+    if options.schedule not in ("unfused", "best") and placed:
+        raise ValueError(
+            f"solver.schedule = {options.schedule} does not obey rules for where loops stand "
+            f"(mapping[].{placed[0]}): schedule unfused does; leave one of both out"
         )
     if options.schedule in PIPELINED_SCHEDULES and has_nodes(arch):
         for rule in _rules_outside(arch, options):
@@ -256,18 +256,18 @@ def is_taken(arch: Arch, workload: Workload, options: SolverOptions) -> bool:
     return True
 
 
-def _features(arch: Arch, options: SolverOptions) -> set[str]:
-    """Returns what of a machine and of rules not all schedules count (keys of `options.COUNTED_BY`)."""
-    having = {
+def _features(arch: Arch, options: SolverOptions) -> dict[str, Sequence[object]]:
+    """Returns what of a machine and of rules not all schedules count, by feature (`options.COUNTED_BY`)."""
+    return {
         "bits": arch.with_widths(),
         "ports": arch.with_ports(),
         "latency_ns": arch.with_latency(),
         "along": arch.with_sharing(),
-        "units": arch.units,
-        "rules": (*arch.mapping, *options.mapping),
-        "no nodes": not has_nodes(arch) or _rules_outside(arch, options),
+        "units": [one.compute.name.lower() for one in arch.units],
+        "lockstep": [one.compute.name for one in (arch, *arch.units) if one.compute.lockstep],
+        "rules": arch.mapping,
+        "no nodes": _rules_outside(arch, options) if has_nodes(arch) else [arch.name],
     }
-    return {key for key, found in having.items() if found}
 
 
 def _inside_nodes(arch: Arch) -> list[str]:
@@ -302,6 +302,8 @@ def _check_names(arch: Arch, workload: Workload, options: SolverOptions) -> None
             ("keep", rule.keep, names["tensors"]),
             ("bypass", rule.bypass, names["tensors"]),
             ("tile", [limit.tensor for limit in rule.tile], names["tensors"]),
+            ("order", rule.order, names["ranks"] | {ALL_OTHERS}),
+            ("inside", rule.inside, names["ranks"]),
         )
         for key, given, known in named:
             for name in given:
@@ -315,16 +317,13 @@ def _check_names(arch: Arch, workload: Workload, options: SolverOptions) -> None
 
 def _renamed(limit: Limit, e: Einsum, other: Einsum) -> Limit:
     """Returns a limit of an einsum in the names of an equal one."""
-    nodes = (Loop(limit.name, 1), Store("", limit.name))
-    loop, store = schedule.rename(Nest(nodes), e, other).nodes
-    is_rank = limit.kind in ("spatial", "temporal")
+    nodes = (Loop(limit.name, 1), Store("", limit.name), Loop(limit.below, 1))
+    loop, store, below = schedule.rename(Nest(nodes), e, other).nodes
+    is_rank = limit.kind in ("spatial", "temporal", "order", "inside")
     assert isinstance(loop, Loop)
     assert isinstance(store, Store)
-    return replace(limit, name=loop.rank if is_rank else store.tensor)
-
-
-# by machine and canonical key: an einsum, and its mapping
-ConfigurationNests = dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]]
+    assert isinstance(below, Loop)
+    return replace(limit, name=loop.rank if is_rank else store.tensor, below=below.rank)
 
 
 def solve_schedule(
@@ -332,10 +331,10 @@ def solve_schedule(
     workload: Workload,
     options: SolverOptions,
     progress: ProgressFn = no_progress,
-    memo: ConfigurationNests | None = None,
+    known: Emitted | None = None,
 ) -> list[Solution] | Infeasible:
     """Searches a schedule as if the outermost level held everything (`_search_schedule`), and returns it if
-    that level does hold it. memo: mappings that GOGETA's configurations with equal other options found.
+    that level does hold it. known: what GOGETA's configurations with equal other options found.
 
     Otherwise GOGETA's configurations return Infeasible. All other methods return the best unfused schedule
     or, where that does not fit either, the schedule that moves least at the outermost level. Its optimality
@@ -347,7 +346,7 @@ def solve_schedule(
         arch, workload, options.schedule in PIPELINED_SCHEDULES and options.weights == "pinned"
     ):
         return overflow
-    found = _search_schedule(arch.unbounded(), workload, options, progress, memo)
+    found = _search_schedule(arch.unbounded(), workload, options, progress, known)
     if options.objective == "edp" and options.schedule == "fused":
         found = _at_most_unfused(found, arch.unbounded(), workload, options, progress)
     if isinstance(found, Infeasible) or (overflow := _outermost_overflow(arch, workload, found[0])) is None:
@@ -500,11 +499,7 @@ def _outermost_overflow(arch: Arch, workload: Workload, solution: Solution) -> I
 
 
 def _search_schedule(
-    arch: Arch,
-    workload: Workload,
-    options: SolverOptions,
-    progress: ProgressFn,
-    memo: ConfigurationNests | None = None,
+    arch: Arch, workload: Workload, options: SolverOptions, progress: ProgressFn, known: Emitted | None = None
 ) -> list[Solution] | Infeasible:
     """Returns the schedule that `options.schedule` names, searched with the capacity of the outermost level
     as `arch` has it.
@@ -540,7 +535,10 @@ def _search_schedule(
         found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
         if isinstance(found, Infeasible):
             return found
-        return [found if options.sharing_gap else _best_or_gogeta(arch, workload, options, found)]
+        alone = (
+            options.sharing_gap or arch.mapping or options.mapping
+        )  # shares and GOGETA's schedules obey none
+        return [found if alone else _with_parts_or_gogeta(arch, workload, options, found)]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
             options.single_objective,
@@ -556,16 +554,17 @@ def _search_schedule(
             method, seed = options.schedule, options.seed
             pipeline = published(arch, workload, method, *pipe_options, seed, constraints=options.constraints)
         return pipeline if isinstance(pipeline, Infeasible) else [pipeline]
-    known = {} if memo is None else memo
+    known = known or Emitted()
+    found_nests = known.nests
 
     def nests(machine: Arch, e: Einsum) -> Nest | Infeasible:
         key = machine, canonical_key(e)
-        if key not in known:
+        if key not in found_nests:
             found = _mapper(options, constraints_for(e, machine))(
                 Problem(machine, e, options.single_objective), Random(f"{options.seed}/{key[1]}")
             )
-            known[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
-        first, nest = known[key]
+            found_nests[key] = e, found if isinstance(found, Infeasible) else found[0].mapping
+        first, nest = found_nests[key]
         return (
             replace(nest, einsum=e.name) if isinstance(nest, Infeasible) else schedule.rename(nest, first, e)
         )
@@ -577,7 +576,7 @@ def _search_schedule(
         if options.mapper == "optimal"
     }
     solution = solve_configuration(
-        arch, workload, options.schedule, nests, options.single_objective, tuple(searched.values())
+        arch, workload, options.schedule, nests, options.single_objective, tuple(searched.values()), known
     )
     return solution if isinstance(solution, Infeasible) else [solution]
 
@@ -590,12 +589,14 @@ def _best(
     leave. Others run if time is left.
     """
     answers: dict[str, Solution | Infeasible] = {}
-    memo: ConfigurationNests = {}
+    known = Emitted()
     if options.layout != "row_major" and arch.models_layout():  # the other solvers choose no layouts
         answers["unfused"] = cached_layouts(arch, workload, replace(options, schedule="unfused"), progress)
         own_options = [replace(options, schedule="fused")]
     else:
         own_options = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
+        if arch.mapping or options.mapping:
+            own_options = [own for own in own_options if is_taken(arch, workload, own)]
         own_options.append(replace(options, schedule="unfused"))
     proving = [own for own in reversed(own_options) if own.schedule in WITH_BOUND]
     others = [own for own in own_options if own.schedule not in WITH_BOUND]
@@ -605,11 +606,11 @@ def _best(
                 break
             with deadline.part(len(group) - at, is_divided=True):
                 if own.schedule in CONFIGURATIONS:
-                    found = solve_schedule(arch, workload, own, progress, memo)
+                    found = solve_schedule(arch, workload, own, progress, known)
                 else:
                     found = cached(arch, workload, own, progress)
                 if deadline.has_passed():  # what was cut short is no mapping for the others
-                    memo.clear()
+                    known.clear()
             answers[own.schedule] = found if isinstance(found, Infeasible) else found[0]
     # of equal costs the answer of the widest space counts
     answers = {own.schedule: answers[own.schedule] for own in own_options if own.schedule in answers}
@@ -617,22 +618,26 @@ def _best(
     return answer if isinstance(answer, Infeasible) else [answer]
 
 
-def _best_or_gogeta(arch: Arch, workload: Workload, options: SolverOptions, found: Solution) -> Solution:
-    """Returns `found`, a fused schedule, or GOGETA's schedule where that costs less. GOGETA's may win since
-    it retains parts of tensors that several einsums read from main memory, and shares loops over ranks that
-    are summed up.
+def _with_parts_or_gogeta(
+    arch: Arch, workload: Workload, options: SolverOptions, found: Solution
+) -> Solution:
+    """Returns `found`, a fused schedule; the same with shares of more tensors retained, or GOGETA's schedule,
+    where that costs less. GOGETA's may win since it retains parts of tensors that several einsums read from
+    main memory, and shares loops over ranks that are summed up.
     """
+    answers = {"fused": found}
+    if parts := with_parts(arch, workload, found, options.single_objective):
+        answers["parts"] = parts
     produced = {e.output.tensor for e in workload.einsums}
     reader_counts = Counter(
         t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
     )
     reads_twice = max(reader_counts.values(), default=0) >= 2
-    if not reads_twice or deadline.has_passed() or "gogeta" not in fusing_schedules(arch, workload):
-        return found
-    gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
-    if isinstance(gogeta, Infeasible) or not gogeta[0].schedule:
-        return found
-    better = best(arch, workload, options.single_objective, {"fused": found, "gogeta": gogeta[0]})
+    if reads_twice and not deadline.has_passed() and "gogeta" in fusing_schedules(arch, workload):
+        gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
+        if not isinstance(gogeta, Infeasible) and gogeta[0].schedule:
+            answers["gogeta"] = gogeta[0]
+    better = best(arch, workload, options.single_objective, answers) if len(answers) > 1 else found
     assert isinstance(better, Solution)
     return better
 
@@ -1213,14 +1218,26 @@ def _mapping_pairs(
 ) -> dict[str, PricedMappings] | Infeasible:
     """Returns pairs of mapping and layouts for every distinct einsum, by canonical key."""
     groups, interfaces, found = unique(workload), interface_tensors(workload), {}
-    for group in _with_progress(groups, progress):
-        pairs = priced_mappings(
-            Problem(arch, group.einsum, options.single_objective),
-            options.factors,
-            options.constraints(group.einsum, arch),
-            options.gap,
-            interfaces[group.key],
-        )
+    products = sum(group.einsum.kind == "mac" for group in groups)
+    for number, group in enumerate(_with_progress(groups, progress)):
+        problem = Problem(arch, group.einsum, options.single_objective)
+        if options.layout == "sampled" and group.einsum.kind == "mac":
+            pairs = sampled_mapping(
+                problem,
+                options.layout_proposer,
+                options.seed + number,
+                max(options.layout_joint // products, 1),
+                options.layout_loops // products,
+                options.layout_levels,
+            )
+        else:
+            pairs = priced_mappings(
+                problem,
+                options.factors,
+                options.constraints(group.einsum, arch),
+                options.gap,
+                interfaces[group.key],
+            )
         if isinstance(pairs, Infeasible):
             return pairs
         found[group.key] = pairs
@@ -1536,7 +1553,10 @@ def _schedule_answer(
         and options.schedule == "fused"
         and (saved or 0.0) < 1
     ):
-        return with_certificate(replace(found, saved=saved), gap, space, arch, workload)
+        answer = with_certificate(replace(found, saved=saved), gap, space, arch, workload)
+        taken, separator, _ = stored["certificate"].partition("; ")
+        own = f"{taken}{separator}" if taken.startswith("taken: ") else ""
+        return replace(answer, certificate=f"{own}{answer.certificate}")
     if (
         isinstance(found, Solution)
         and is_sound

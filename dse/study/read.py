@@ -288,8 +288,6 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
             "leave out solver.schedule, mapper, tiling, layout and factors: imperfect, or take "
             "the objective energy, latency or edp"
         )
-    if line := options.rules_refused(rules_of_machine=False):
-        faults.add(line)
     is_pipelined = options.schedule in PIPELINED_SCHEDULES
     needs_optimal = options.schedule in ("best", "fused") or is_pipelined
     if options.schedule != "unfused" and (
@@ -310,6 +308,21 @@ def solver(raw: object, faults: Faults, folder: Path = Path(), within: Path | No
             f"solver.layout = {show(options.layout)} needs the mapper optimal, without "
             "solver.schedule (alt also goes with schedule: fused and best); leave it out"
         )
+    for key in ("layout_joint", "layout_loops", "layout_proposer", "layout_levels"):
+        if options.layout != "sampled" and isinstance(raw, Mapping) and key in raw:
+            faults.add(
+                f"solver.{key} = {show(raw[key])} is a choice of solver.layout: sampled; take that, or leave "
+                "it out"
+            )
+    for key, least in (("layout_joint", 1), ("layout_loops", 0)):
+        if (count := getattr(options, key)) < least:
+            faults.add(f"solver.{key} = {count} must be at least {least}")
+    for key, kept in (("dataflow", "free"), ("factors", "imperfect_spatial")):
+        if options.layout == "sampled" and (given := getattr(options, key)) != kept:
+            faults.add(
+                f"solver.{key} = {show(given)}: solver.layout = sampled draws mappings of any dataflow, with "
+                "its own factors; leave it out"
+            )
     for key in ("weights", "spatial_layer_pipe", "temporal_layer_pipe"):
         if not is_pipelined and isinstance(raw, Mapping) and key in raw:
             faults.add(

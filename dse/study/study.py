@@ -116,7 +116,7 @@ def load(
             faults.add(line)
         varied = {axis.key for axis in space.axes}
         memories = [node for node in space.template.nodes if isinstance(node, Memory)]
-        special = {
+        special: dict[str, Sequence[object]] = {
             "bits": [one.name for one in memories if one.bits],
             "ports": [
                 one.name
@@ -129,18 +129,13 @@ def load(
                 one.name for one in memories if one.latency_ns or f"{one.name}.latency_ns" in varied
             ],
             "along": [one.name for one in memories if one.along],
+            "units": [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
+            if has_units(space.template.nodes)
+            else [],
+            "rules": space.template.mapping,
         }
-        rules, several = space.template.mapping or solver.mapping, has_units(space.template.nodes)
-        features = [key for key, having in (special | {"rules": rules, "units": several}).items() if having]
-        if space.template.mapping and not solver.mapping and (line := solver.rules_refused(True, features)):
+        for line in filter(None, solver.refusals(special)):
             faults.add(line)
-        for key, having in special.items():
-            if having and (line := solver.refused(key, having, features)):
-                faults.add(line)
-        if several:
-            units = [node.name for node in space.template.nodes if isinstance(node, MacUnit)]
-            if line := solver.units_refused(units, features):
-                faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
                 f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
@@ -317,9 +312,10 @@ def identity(study: Study) -> dict[str, str]:
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     # a key that a machine file does not give leaves its digest as it was before there was the key
     template = repr(study.space.template)
-    empty = ("bits", "along", "gates")
+    empty = ("bits", "along", "gates", "order", "inside", "fill", "drain")
     none = ("vdd", "write_bandwidth", "writes_per_cycle", "latency_ns", "in_core")
-    for absent in (*(f"{key}=()" for key in empty), *(f"{key}=None" for key in none), f"takes={TAKES_ALL!r}"):
+    others = (f"takes={TAKES_ALL!r}", "lockstep=False")
+    for absent in (*(f"{key}=()" for key in empty), *(f"{key}=None" for key in none), *others):
         template = template.replace(f", {absent}", "")
     found["machine"] = f"{study.space.template.name} {digest(template)}"
     found["space"] = ", ".join(axis.key for axis in study.space.axes)

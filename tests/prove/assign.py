@@ -16,8 +16,14 @@ residual   the tables of a residual network of 54 einsums, 8 layouts per tensor:
 sampled    ALT's two-stage search on 5 operators, 300 + 700 costs each (the exact one counts 9 to 51
            layouts there), random shares, TPE and an actor-critic: none beats the exact answer; how far
            they are from it after so many costs
+nests      ALT's nine operators on four machines: the least of 2,000 random nests, each in its best layouts,
+           is not below the answer by more than the answer's gap; how often it is below at all
+moves      20 random pairs of layouts of images on four machines: how far the copy lies above the bound of
+           any copy; above 5 % is counted
 mutants    a bound that is too high, lines counted per lane, conversions for nothing: the proofs above
            notice
+
+DSE_ASSIGN: share of all problems; DSE_ASSIGN_ONLY=nests, or moves: that part alone
 """
 
 from __future__ import annotations
@@ -42,20 +48,25 @@ from scipy.optimize import Bounds, LinearConstraint
 from scipy.optimize import milp as scipy_milp  # type: ignore[attr-defined, unused-ignore]
 from scipy.sparse import lil_matrix
 
-from bench.alt import PROPOSERS
-from bench.reference.sampled import sampled
+from bench.alt import MACHINES, operators
+from dse.layout.text import parse
+from dse.mapper.baselines.random import draw, mapping_of
 from dse.mapper.exact import layout_aware as joint
 from dse.mapper.exact import search as searched
-from dse.mapper.exact.layout_aware import layout_aware
+from dse.mapper.exact.layout_aware import LayoutPricing, best_layouts, layout_aware, layout_pricing
 from dse.mapper.exact.layout_aware import priced_mappings as pairs_of
 from dse.mapper.exact.search import search
 from dse.mapping.constraints import FREE
-from dse.mapping.nest import Infeasible
+from dse.mapping.nest import Infeasible, Mapping
+from dse.sim.counts.counts import footprints
+from dse.sim.einsum.cost import overflow
 from dse.sim.einsum.evaluate import Problem, objective_value
 from dse.solve.elimination import Table, join
 from dse.solve.layouts import convert
 from dse.solve.layouts import layouts as graphs
 from dse.solve.layouts.layouts import assign_layouts
+from dse.solve.layouts.sampled import PROPOSERS, sampled
+from hw import machine
 from tests import lined as small
 from tests.test_assign import EDGE, OBJECTIVES, SMALL, cheaper, enumerated, network, solve
 from tests.test_convert import check as copy_above
@@ -74,6 +85,7 @@ OPERATORS = (
     ("C[h,m,n] += A[h,m,k] * B[h,n,k]", {"h": 12, "m": 128, "n": 128, "k": 64}, "energy"),
 )
 SHARE = float(os.environ.get("DSE_ASSIGN", "1"))  # of all problems
+ONLY = os.environ.get("DSE_ASSIGN_ONLY", "")
 
 
 def pairs(first: int, last: int) -> tuple[list[str], list[float]]:
@@ -306,6 +318,54 @@ def beaten(number: int, name: str, joint: int, loops: int) -> tuple[list[str], s
     )
 
 
+def random_nests(name: str, kind: str, count: int, seed: int = 0) -> tuple[list[str], str, float]:
+    """(what is wrong, operator, least latency of random nests in their best layouts over the answer's)."""
+    arch, rng = machine.load_arch(name), Random(seed)
+    e = operators(Random(seed))[kind]
+    one = Problem(arch, e, "latency")
+    found = layout_aware(one, allowed_gap=0.01)
+    assert not isinstance(found, Infeasible), found
+    answer = found[0]
+    drawn = dict[Mapping, LayoutPricing]()
+    for _ in range(20 * count):
+        nest = mapping_of(e, arch, draw(e, arch, rng))
+        if len(drawn) < count and nest not in drawn and not overflow(footprints(nest, e, arch), e, arch):
+            drawn[nest] = layout_pricing(one, nest)
+    least = float("inf")
+    # no layout costs less than none
+    for cycles, pricing in sorted(((own.cost({})[1], own) for own in drawn.values()), key=lambda row: row[0]):
+        if cycles >= least:
+            break
+        least = min(least, best_layouts(pricing, {})[1])
+    floor = answer.latency_cycles / (1 + answer.optimality_gap)
+    label = f"{name} {kind}, {len(drawn)} nests, gap {100 * answer.optimality_gap:.3g} %"
+    wrong = [f"{label}: {least} cycles below {floor}"] if least < floor * (1 - 1e-9) else []
+    return wrong, label, least / answer.latency_cycles
+
+
+def cut_once(rng: Random, names: Sequence[str], shape: Sequence[int]) -> str:
+    """Any order of dimensions that are whole or cut once, evenly."""
+    parts = list[str]()
+    for name, n in zip(names, shape, strict=True):
+        tile = rng.choice([f for f in range(1, n) if n % f == 0])
+        parts += [name] if tile == 1 else [f"{name}/{tile}", f"{name.lower()}{tile}"]
+    rng.shuffle(parts)
+    return " ".join(parts)
+
+
+def moved(name: str, objective: str, count: int) -> list[float]:
+    """How far copies of images between random layouts lie above the bound of any copy, in percent."""
+    rng, found = Random(0), list[float]()
+    copies_on = convert.Conversions(machine.load_arch(name), objective)
+    while len(found) < count:
+        size, channels = rng.choice((7, 14, 28, 56)), rng.choice((16, 32, 64, 128, 256))
+        shape, names = (channels, size, size), ("C", "H", "W")
+        a, b = (parse(cut_once(rng, names, shape), names, shape) for _ in range(2))
+        if a != b:
+            found.append(100 * copies_on.cost(None, a, b).gap)
+    return found
+
+
 MUTANTS = (
     "conversions cost nothing",
     "nothing is ever converted",
@@ -376,6 +436,26 @@ def main() -> int:
     def said(line: str) -> None:
         print(f"{line}  [{time.monotonic() - begun:.0f} s]", flush=True)
 
+    def machines_and_operators() -> list[str]:
+        wrong, count = list[str](), max(int(2000 * SHARE), 20)
+        for name in MACHINES if ONLY in ("", "nests") else ():
+            rows = [random_nests(name, kind, count) for kind in operators(Random(0))]
+            wrong += [line for lines, *_ in rows for line in lines]
+            below = [f"{label}: {ratio:.3f}" for _, label, ratio in rows if ratio < 1]
+            said(f"nests: {name}, {len(rows)} operators, least {min(r for *_, r in rows):.3f} of the answer")
+            said(f"    below the answer: {below}")
+        for name, objective in product(MACHINES if ONLY in ("", "moves") else (), ("energy", "latency")):
+            far = moved(name, objective, 20)
+            said(
+                f"moves: {name}, {objective}: {sum(one > 5 for one in far)} of {len(far)} copies more than "
+                f"5 % above their bound, median {median(far):.2g} %, worst {max(far):.3g} %"
+            )
+        return wrong
+
+    wrong = machines_and_operators()
+    if ONLY:
+        print(*wrong, sep="\n")
+        return int(bool(wrong))
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
 
         def chunks(asked: Callable[..., Any], first: int, many: int, *more: float) -> list[Any]:
@@ -386,10 +466,8 @@ def main() -> int:
             return [task.result() for task in tasks]
 
         found = chunks(pairs, 0, int(PAIRS * SHARE))
-        wrong, above = (
-            [line for lines, _ in found for line in lines],
-            [value for _, own in found for value in own],
-        )
+        wrong += [line for lines, _ in found for line in lines]
+        above = [value for _, own in found for value in own]
         said(
             f"pairs: {len(above)} problems, {sum(one < 1e-9 for one in above)} answers are the least pair, "
             f"others up to {100 * max(above):.2g} % above (median {100 * median(above):.2g} %)"

@@ -2,8 +2,9 @@
 each nest enumerated and priced by the evaluator.
 
 On machines whose fills overlap freely, and, every fourth, on machines whose fills wait, where answers may
-have a gap. A quarter as many of eleven rows, where shared loops leave remainders, and on machines that narrow
-or widen elements, or price hops. Half as many on machines with lines and rows, layouts chosen in the same
+have a gap. As many under rules for mappings (tests/rules_kept.py), a quarter as many of eleven rows, where
+shared loops leave remainders, and on machines that narrow or widen elements, price hops, or whose ports serve
+some tensors. Half as many on machines with lines and rows, layouts chosen in the same
 solve. Half of the machines have slow lanes and leakage of all that is there (`tests/rates.py`). Graphs
 without lanes against a list of schedules that is counted by hand, from docs/model.md alone
 (tests/by_hand.py). And the published chain of two products, walked element by element.
@@ -23,7 +24,9 @@ from tests.fusions import (
     ELEVEN,
     FEW,
     networked_case,
+    ported_case,
     random_case,
+    ruled_case,
     unlike,
     widened_case,
     wrong,
@@ -56,6 +59,14 @@ def networked(seed: int) -> list[str]:
     return unlike(seed, *networked_case(seed, overlap_of(seed)))
 
 
+def ported(seed: int) -> list[str]:
+    return unlike(seed, *ported_case(seed, overlap_of(seed)))
+
+
+def ruled(seed: int) -> list[str]:
+    return unlike(seed, *ruled_case(seed, overlap_of(seed)))
+
+
 def laid(seed: int) -> tuple[list[str], list[float]]:
     return wrong_in_layouts(seed, overlap_of(seed), seed // 4 % 2 == 1)
 
@@ -81,6 +92,8 @@ def main() -> int:
         (uneven, CASES // 4, "of eleven rows, tiles that leave a remainder"),
         (widened, CASES // 4, "on machines that narrow or widen elements"),
         (networked, CASES // 4, "on machines that price hops"),
+        (ported, CASES // 4, "on machines whose ports serve some tensors"),
+        (ruled, CASES, "under rules"),
         (by_hand_wrong, 2 * CASES, "by hand"),
     ):
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:

@@ -1,7 +1,7 @@
 """Closed form == oracle, counts, footprints and energy: 10,000 random (operator, machine, mapping) each of
 thirteen kinds, 0 mismatches; and 2,000 random machine files (MACHINES) with widths, ports, first words,
-memories that PEs share, PEs that do not reduce, supply voltages, rules, gates and operands in every format,
-these with their cycles.
+memories that PEs share, PEs that do not reduce, PEs in lockstep, supply voltages, rules, gates and operands
+in every format, these with their cycles.
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ def machine_file(rng: Random) -> dict[str, object]:
                     "separate",
                     [{"read": [of], "write": [of], "times": rng.choice([1, 2])} for of in ROLES],
                     [{"read": ["input", "weight"]}, {"read": ["output"], "write": list(ROLES)}],
+                    [
+                        {"read": list(ROLES), "write": ["input", "weight", "output"], "drain": ["output"]},
+                        {"fill": ["output"], "times": rng.choice([1, 2])},
+                    ],
+                    [{"read": list(ROLES), "write": list(ROLES)}, {"drain": ["output"]}],
                 ]
             ),
             "double_buffer": True,
@@ -115,6 +120,8 @@ def machine_file(rng: Random) -> dict[str, object]:
         }
         if more["memory"] == "dram":
             del keys["bits"], keys["double_buffer"]
+            if any("drain" in one for one in keys["ports"] if isinstance(one, dict)):  # type: ignore[attr-defined]
+                del keys["ports"]
         if "may_keep" in more:
             del keys["ports"]
         return more | {key: value for key, value in keys.items() if rng.random() < 0.3}
@@ -146,7 +153,12 @@ def machine_file(rng: Random) -> dict[str, object]:
                 "reduce": [dim for dim in sizes if rng.random() < 0.5],
             },
             *inside,
-            {"compute": "mac", "kind": "int8", "gates": rng.choice([[], [], ["input"], ["input", "weight"]])},
+            {
+                "compute": "mac",
+                "kind": "int8",
+                "gates": rng.choice([[], [], ["input"], ["input", "weight"]]),
+                "lockstep": rng.random() < 0.5,
+            },
         ],
     }
     if rng.random() < 0.5:
@@ -156,6 +168,23 @@ def machine_file(rng: Random) -> dict[str, object]:
     return found
 
 
+def in_groups(rng: Random, e: Einsum) -> Einsum:
+    """The einsum with one operand in N:M, where rows of one are whole groups, and no other zeros."""
+    sizes, long = e.sizes(), rng.choice([2, 2, 3, 4])
+    dense = [replace(p, format="dense", density=1.0, index_bits=0, pointer_bits=0) for p in e.inputs]
+    may = [
+        i
+        for i, p in enumerate(dense)
+        if len(p.dims[-1].terms) == 1 and not (sizes[p.dims[-1].ranks()[0]] % long or p.dims[-1].size % long)
+    ]
+    if not may:
+        return e
+    i, kept = rng.choice(may), rng.randrange(1, long)
+    dense[i] = replace(dense[i], format=f"{kept}:{long}", density=kept / long)
+    plain = replace(e.output, format="dense", density=1.0, index_bits=0, pointer_bits=0)
+    return replace(e, inputs=tuple(dense), output=plain)
+
+
 def machine_case(seed: int) -> tuple[Einsum, Arch, Mapping]:
     """A random einsum and nest on the machine of a file."""
     rng = Random(f"machines/{seed}")
@@ -163,7 +192,9 @@ def machine_case(seed: int) -> tuple[Einsum, Arch, Mapping]:
         spec, lines = machine.parse(machine_file(rng), "random")
         arch = None if lines else machine.arch(spec)
         e = rich_einsum(rng, rng.choice(RICH))
-        if e.inputs[0].dims and rng.random() < 0.5:
+        if isinstance(arch, Arch) and arch.compute.lockstep:
+            e = in_groups(rng, e)
+        elif e.inputs[0].dims and rng.random() < 0.5:
             e = stored_as(rng, e)
         packed = {role(e, p.tensor) for p in e.tensors() if p.format != "dense"}
         if not isinstance(arch, Arch) or any(packed & {*dict(level.bits)} for level in arch.levels):

@@ -48,7 +48,7 @@ def main() -> int:
     for one in wrong[:SHOWN]:
         print(one.fault)
     print(f"  closed form above the walk: {sum(one.closed > one.walked for one in found)}", flush=True)
-    fused = [timed(seed) for seed in range(NESTS)]
+    fused = [timed(seed, seed % 4 == 3) for seed in range(NESTS)]
     spread("fused schedules", [one for one in fused if one.shared])
     spread(
         "and no port wanted by two at once, all trips and rounds alike",

@@ -88,10 +88,12 @@ def tables(
     choices: Sequence[SpatialUnrollings],
     ranks: Sequence[str],
     factors: Factors,
+    lockstep: bool,
 ) -> state.Hops:
     """Returns the tables of the networks among the fan-outs of a machine.
 
     choices: spatial unrollings of each rank, in the order of `ranks`
+    lockstep: as of `terms.unshared`
     """
     boundaries = sorted({f.outside for f in fanouts})
     # one entry per pair of network and receiver
@@ -106,7 +108,7 @@ def tables(
             sharing_groups = _sharing_groups(fanouts, f, p is e.output)
             for compute in (False, True):
                 # along these ranks PEs want different words
-                splitting_ranks = unshared(p, e) if compute else p.ranks()
+                splitting_ranks = unshared(p, e, lockstep) if compute else p.ranks()
                 word_group_rows.append(
                     np.concatenate(
                         [

@@ -556,9 +556,9 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
 def _excluding_rules(problem: Problem, constraints: Constraints) -> list[str]:
     """Parts of rules that together leave no mapping, while some mapping keeps all but any one of them; [] if
     there are no rules, or if no mapping fits without them. Found by leaving out one after the other: a part
-    is needed if some mapping is found without it.
+    is needed if some mapping is found without it. Of einsums that share tensors or loops nobody asks why.
     """
-    if not constraints.limits:
+    if not constraints.limits or problem.boundary.branched:
         return []
     if alone := unkeepable(constraints, problem.einsum, problem.arch):
         return [alone]

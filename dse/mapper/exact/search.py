@@ -12,7 +12,7 @@ sum over its nodes, and the term of a node is known once it is placed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -66,7 +66,7 @@ from dse.sim.counts.terms import (
 )
 from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
-from hw.arch import Arch, Fanout, FieldRole, Level, slots
+from hw.arch import PORT_ACTIONS, Arch, Fanout, FieldRole, Level, slots
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection, TooLong
 
@@ -400,37 +400,65 @@ def _search_factors(
     fanouts = tuple(_covering_fanout(f) for f in arch.fanouts)
     trips = _spatial_limits(constraints)
     try:
-        tables = _tables(e, fanouts, factors, unrolled, trips)
+        tables = _tables(e, fanouts, factors, unrolled, trips, arch.compute.lockstep)
     except NoneAllowed:
         return FactorsResult([None] * machine_count, 0, np.full(machine_count, inf), False)
-    terms = terms._replace(hops=_hops(e, _bare_networks(arch), fanouts, factors, unrolled, trips))
+    networks, lockstep = _bare_networks(arch), arch.compute.lockstep
+    terms = terms._replace(hops=_hops(e, networks, fanouts, factors, unrolled, trips, lockstep))
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in tables.ranks])
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
     )
+    # where no tile overlaps another or is compressed: what PEs hold together is at most what all their
+    # memories hold, and a tile that is cut needs no more room twice than the whole
+    is_counted, instances = (
+        all(_serves(p, e) for p in e.tensors()),
+        [prod(n for f in arch.fanouts if f.outside <= v for _, n in f.dims) for v in range(len(arch.levels))],
+    )
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
+    min_along, fills = _least_along(constraints, arch)
+    limits_trips, limited, least_trips, most_trips = _temporal_limits(constraints, arch, tables.ranks)
+    above, orders, rank_inside, keeps_inside, ordered = _order_limits(constraints, arch, tables.ranks)
     rules = state.Rules(
         tables.sinks[:, None, :] & ~has_lines[None, :, None],
         inside,
         stationary_tensor,
         _unconstrained_groups(arch, constraints),
         max([constraints.min_pes, *(limit.least for limit in constraints.limits if limit.kind == "pes")]),
+        min_along,
+        fills,
         factors != "perfect" and not with_perfect,
-        *_temporal_limits(constraints, arch, tables.ranks),
+        limits_trips,
+        limited,
+        least_trips,
+        most_trips,
+        above,
+        orders,
+        rank_inside,
+        keeps_inside,
+        ordered,
     )
-    outer_rules = rules._replace(limits_trips=False, limited=np.zeros_like(rules.limited))
+    outer_rules = rules._replace(
+        limits_trips=False,
+        limited=np.zeros_like(rules.limited),
+        orders=False,
+        keeps_inside=False,
+        ordered=np.zeros_like(rules.ordered),
+    )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
     work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
     if not with_outer_bounds:
         work.tally[state.MIN_FOR_OUTER_BOUNDS] = np.iinfo(np.int64).max
     outer_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
-    # for `set_outer_bounds`: energy is the objective, no cycles count, each tile is stored once
+    # for `set_outer_bounds`: energy is the objective, no cycles count, inside of PEs each tile is stored once
     outer_machine = machine._replace(
-        capacity=np.where(machine.position[:-1] == 0, machine.capacity, inf),
+        capacity=np.where(
+            machine.position[:-1] == 0, machine.capacity, machine.capacity * instances if is_counted else inf
+        ),
         leak=np.zeros(machine_count),
         max_cycles=np.full(machine_count, inf),
         objective=state.ENERGY,
-        double_buffer=np.zeros(levels, np.bool_),
+        double_buffer=machine.double_buffer & (machine.position[:-1] == 0) & is_counted,
         most_bits=np.where(machine.position[:-1] == 0, machine.most_bits, inf),
     )
     outer_coef = np.zeros(terms.link_coef.shape)
@@ -442,6 +470,7 @@ def _search_factors(
         tables.pool,
         machine,
         terms._replace(link_coef=outer_coef),
+        tables.outer_pool,
         outer_machine,
         rules,
         outer_rules,
@@ -454,7 +483,9 @@ def _search_factors(
     memo: dict[bytes, Mapping] = {}
     return FactorsResult(
         [
-            _cached_nest(memo, tables, e, arch, dict(spatial), work, j) if work.best_count[j] >= 0 else None
+            _cached_nest(memo, tables, e, arch, dict(spatial), rules, work, j)
+            if work.best_count[j] >= 0
+            else None
             for j in range(machine_count)
         ],
         int(work.tally[state.VISITED]),
@@ -469,6 +500,7 @@ def _cached_nest(
     e: Einsum,
     arch: Arch,
     allowed: dict[str, tuple[str, ...]],
+    rules: state.Rules,
     work: state.Work,
     j: int,
 ) -> Mapping:
@@ -478,7 +510,7 @@ def _cached_nest(
         (work.best_unrolling[j].tobytes(), work.best_nodes[j, :n].tobytes(), work.best_tiles[j, :n].tobytes())
     )
     if key not in memo:
-        memo[key] = _nest(tables, e, arch, allowed, work, j)
+        memo[key] = _nest(tables, e, arch, allowed, rules, work, j)
     return memo[key]
 
 
@@ -534,6 +566,31 @@ def _temporal_limits(
             most[at] = min(most[at], limit.most)
     ranks_limited: NDArray[np.bool_] = np.any(limited, axis=0)
     return bool(limited.any()), ranks_limited, least, most
+
+
+def _least_along(constraints: Constraints, arch: Arch) -> tuple[Ints, bool]:
+    """PEs in use along each fan-out dimension by the limits: fields of state.Rules, from `min_along` on."""
+    least: dict[str, int] = {}
+    for limit in constraints.limits:
+        if limit.kind == "fill":
+            least[limit.at] = max(least.get(limit.at, 1), limit.least)
+    names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
+    return np.array([least.get(name, 1) for name in names], np.int64), bool(least)
+
+
+def _order_limits(
+    constraints: Constraints, arch: Arch, ranks: Sequence[str]
+) -> tuple[NDArray[np.bool_], bool, NDArray[np.bool_], bool, NDArray[np.bool_]]:
+    """Where temporal loops stand by the limits, as fields of state.Rules, from `above` on."""
+    shape, levels = (len(arch.levels), len(ranks)), arch.level_index()
+    above, inside = np.zeros((*shape, len(ranks)), np.bool_), np.zeros(shape, np.bool_)
+    for limit in constraints.limits:
+        if limit.kind == "order" and limit.name in ranks and limit.below in ranks:
+            above[levels[limit.at], ranks.index(limit.name), ranks.index(limit.below)] = True
+        if limit.kind == "inside" and limit.name in ranks:
+            inside[levels[limit.at], ranks.index(limit.name)] = True
+    ordered = np.asarray(above.any(axis=(0, 1)) | above.any(axis=(0, 2)) | inside.any(axis=0), np.bool_)
+    return above, bool(above.any()), inside, bool(inside.any()), ordered
 
 
 def _unconstrained_groups(arch: Arch, constraints: Constraints) -> int:
@@ -599,6 +656,8 @@ def _work(
         lowest=np.zeros((machine_count, 3)),
         largest=int_zeros(ranks),
         sunk_tile=int_zeros(ranks),
+        reached=int_zeros(ranks),
+        gap_levels=int_zeros(depth + tables.pool.span.shape[1] + 1, ranks),
         best=np.zeros((machine_count, 3)),
         best_count=np.full(machine_count, -1, np.int64),
         best_unrolling=int_zeros(machine_count, ranks),
@@ -617,6 +676,7 @@ class Tables:
     choices: tuple[SpatialUnrollings, ...]  # spatial unrollings per rank
     einsum: state.Einsum
     pool: state.Pool
+    outer_pool: state.Pool  # with `stored` of its own, which `batch_search.set_outer_bounds` writes
     memo: state.Memo
     sinks: NDArray[np.bool_]  # [X, R] whether a tensor's node passes below a loop over the rank at no cost
 
@@ -640,7 +700,8 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
     try:
         countable = hops.countable(problem.einsum, problem.arch, constraints)
         spatial = _where_alike(problem.einsum, problem.arch, countable)
-        tables = _tables(problem.einsum, fanouts, factors, spatial, _spatial_limits(constraints))
+        trips, lockstep = _spatial_limits(constraints), problem.arch.compute.lockstep
+        tables = _tables(problem.einsum, fanouts, factors, spatial, trips, lockstep)
         return int(tables.pool.rank_start[-1])
     except NoneAllowed:
         return 0
@@ -654,10 +715,12 @@ def _tables(
     fanouts: tuple[Fanout, ...],
     factors: Factors,
     spatial: tuple[tuple[str, tuple[str, ...]], ...],
-    trips: tuple[tuple[str, str, int, int], ...] = (),
+    trips: tuple[tuple[str, str, int, int], ...],
+    lockstep: bool,
 ) -> Tables:
     """The tables of an einsum on machines with these fan-outs. spatial: (fan-out dimension, ranks that may be
-    unrolled over it), as in Constraints.spatial. trips: as `_spatial_limits` returns them.
+    unrolled over it), as in Constraints.spatial. trips: as `_spatial_limits` returns them. lockstep: as of
+    `terms.unshared`.
 
     Raises TooMany, NoneAllowed (spatial.py), TooLong (`_memo`).
     """
@@ -696,7 +759,7 @@ def _tables(
             [p.ranks() for p in tensors],
             [p.full_ranks() for p in tensors],
             [p.partial_ranks() for p in tensors],
-            [unshared(p, e) for p in tensors],
+            [unshared(p, e, lockstep) for p in tensors],
         )
     )
     sinks = full.copy()
@@ -742,7 +805,8 @@ def _tables(
     memo, tensor_names = _memo(rank_unrollings, arrays, boundary_count + 1), tuple(p.tensor for p in tensors)
     unreduced = sum(1 << g for g, group in enumerate(groups) if not group.reduce)
     pool = _pool(rank_unrollings, groups_outside, unreduced)
-    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, memo, sinks)
+    outer_pool = pool._replace(stored=pool.stored.copy())
+    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, outer_pool, memo, sinks)
 
 
 def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
@@ -760,12 +824,13 @@ def _hops(
     factors: Factors,
     spatial: hops.Spatial,
     trips: tuple[tuple[str, str, int, int], ...],
+    lockstep: bool,
 ) -> state.Hops:
     """The least hops of an einsum. networks: the machine's fan-outs (`_bare_networks`); fanouts, factors,
-    spatial, trips: as in `_tables`.
+    spatial, trips, lockstep: as in `_tables`.
     """
-    tables = _tables(e, fanouts, factors, spatial, trips)
-    return hops.tables(e, networks, tables.choices, tables.ranks, factors)
+    tables = _tables(e, fanouts, factors, spatial, trips, lockstep)
+    return hops.tables(e, networks, tables.choices, tables.ranks, factors, lockstep)
 
 
 def _pool(
@@ -791,6 +856,7 @@ def _pool(
         rank_start=first,
         span=span,
         size=np.concatenate([o.size for o in rank_unrollings]),
+        stored=np.concatenate([o.size for o in rank_unrollings]).astype(np.float64),
         # ranks by whose tiles nothing is gathered: the same in all columns of a mask (`gathered_mask`)
         pieces=np.concatenate(
             [np.tile(o.pieces, (1, columns // o.pieces.shape[1])) for o in rank_unrollings]
@@ -928,7 +994,12 @@ def _machine(
         leak=leak,
         max_cycles=np.full(len(problems), max_cycles),
         loop_positions=np.array(
-            [k + 1 for k, b in enumerate(outside) if any(level.double_buffer for level in arch.levels[:b])],
+            [
+                k + 1
+                for k, b in enumerate(outside)
+                if any(level.double_buffer for level in arch.levels[:b])
+                or any(limit.kind == "order" for limit in constraints.limits)
+            ],
             np.int64,
         ),
         waits_at_ends=any(span.fills_end < span.drains_end for span in parts.exposed),
@@ -1049,9 +1120,9 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
         ends = [_next_number(index)]
         has_stalls = v > 0 and arch.overlap == "buffered" and (exposed == "ends" or not level.double_buffer)
         # a fill reads at outer levels and writes at this one, a drain the other way round
-        for kind, inner, outer in (("fill", "write", "read"), ("drain", "read", "write")):
+        for kind, outer in (("fill", "read"), ("drain", "write")):
             for u in range(v + 1) if has_stalls else ():
-                for name in _port_names(arch.levels[u], inner if u == v else outer):
+                for name in _port_names(arch.levels[u], kind if u == v else outer):
                     if arch.levels[u].bandwidth < inf:
                         key = PartKey(
                             "drain" if kind == "drain" and level.double_buffer else "fill", v, u, name
@@ -1082,8 +1153,8 @@ def counts_alike(arch: Arch, a: Exposed, b: Exposed) -> bool:
 
 
 def _port_names(level: Level, *actions: str) -> list[str]:
-    """The ports of a level that serve these actions (none: reads and writes), of any tensor."""
-    found = (level.port(of, action)[0] for action in actions or ("read", "write") for of in level.may_keep)
+    """The ports of a level that serve these actions (none: all of PORT_ACTIONS), of any tensor."""
+    found = (level.port(of, action)[0] for action in actions or PORT_ACTIONS for of in level.may_keep)
     return list(dict.fromkeys(found))
 
 
@@ -1300,14 +1371,14 @@ def _form(
     )
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
     serves = [_serves(p, e) for p in (*e.inputs, e.output)]
-    outer_code, outer_choices = _outer_codes(holder_sets, _outer_levels(groups), serves)
+    outer_code, outer_choices, outer_without = _outer_codes(holder_sets, _outer_levels(groups), serves)
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
         line_words=np.array([q.line_bits / bits[tensors[q.tensor]] for q in quantities]),
         spread_dims=np.array([q.spread.dims for q in quantities], np.int64),
         line_share=np.array([q.spread.line_share for q in quantities]),
         hop_pair=np.array([q.hop_pair for q in quantities], np.int64),
-        hops=hops.tables(e, (), (), (), "perfect"),
+        hops=hops.tables(e, (), (), (), "perfect", False),
         link=link,
         link_of=link_quantity,
         link_coef=no_coefs,
@@ -1315,6 +1386,7 @@ def _form(
         holder_sets=np.array([mask for masks in holder_sets for mask in masks], np.int64),
         outer_code=outer_code,
         outer_choices=outer_choices,
+        outer_without=outer_without,
         serves=np.array(serves),
         link_outer_pj=np.zeros((0, 0)),
         sum_outer_pj=np.zeros((0, 0)),
@@ -1386,22 +1458,37 @@ def _serves(p: Projection, e: Einsum) -> bool:
 
 def _outer_codes(
     holder_sets: Sequence[Sequence[int]], outer_levels: int, serves: Sequence[bool]
-) -> tuple[Ints, Ints]:
-    """`outer_code` and `outer_choices` of state.Terms. serves: per tensor."""
+) -> tuple[Ints, Ints, Ints]:
+    """`outer_code`, `outer_choices` and `outer_without` of state.Terms. serves: per tensor."""
     outer_mask = (1 << outer_levels) - 1
+
+    def counted(mask: int, served: bool) -> int:
+        # the levels of its nodes that count: those at outer levels, else the one that the outermost serves
+        inside = mask & ~outer_mask
+        return mask & outer_mask | (inside & -inside if served and mask & outer_mask == 1 else 0)
+
     outer = [
-        [(mask & outer_mask, served and mask & outer_mask == 1 < mask) for mask in masks]
-        for masks, served in zip(holder_sets, serves, strict=True)
+        [counted(mask, served) for mask in masks] for masks, served in zip(holder_sets, serves, strict=True)
     ]
-    kinds = [list(dict.fromkeys(masks)) for masks in outer]
+    kinds = [sorted(set(masks)) for masks in outer]
     if not outer_levels or not 0 < prod(map(len, kinds)) <= MAX_OUTER_CODES:
-        return np.zeros(sum(map(len, outer)), np.int64), np.zeros((0, len(outer)), np.int64)
+        none = np.zeros((0, len(outer)), np.int64)
+        return np.zeros(sum(map(len, outer)), np.int64), none, none
     first = np.cumsum([0, *map(len, outer)]).tolist()
     code, sets = list[int](), list[list[int]]()
     for x, (masks, own) in enumerate(zip(outer, kinds, strict=True)):
         code += [own.index(mask) * prod(map(len, kinds[x + 1 :])) for mask in masks]
         sets.append([first[x] + masks.index(mask) for mask in own])
-    return np.array(code), np.array(list(product(*sets)))
+    without = [
+        [
+            number - (own.index(mask) - own.index(less)) * prod(map(len, kinds[x + 1 :]))
+            if (less := mask & ~(1 << mask.bit_length() >> 1)) in own and less != mask
+            else -1
+            for x, (mask, own) in enumerate(zip(masks, kinds, strict=True))
+        ]
+        for number, masks in enumerate(product(*kinds))
+    ]
+    return np.array(code), np.array(list(product(*sets))), np.array(without)
 
 
 def _groups(arch: Arch) -> tuple[Group, ...]:
@@ -1500,7 +1587,7 @@ def _link(
         """
         level = levels[v]
         elem_bits = bits_at(level, tensors[x], e, arch)
-        pj = level.read_pj if action == "read" else level.write_pj
+        pj = level.read_pj if action in ("read", "drain") else level.write_pj
         of = role(e, tensors[x])
         side = level.port(of, action)[0]
         cycles = elem_cycles(level, elem_bits, of, action) * scale
@@ -1563,9 +1650,13 @@ def _link(
     compressed, (elem_words, row_words) = p.format != "dense", p.compressed_words(arch.word_bits)
     each = elem_words if compressed else 1.0
     pointers = [(state.ROWS, row_words)] if compressed and not compute else []
-    amounts = [(state.POINTS, direct_elems(p, e, arch.word_bits))] if compute else [(state.WORDS, each)]
+    amounts = (
+        [(state.POINTS, direct_elems(p, e, arch.word_bits, arch.compute.lockstep))]
+        if compute
+        else [(state.WORDS, each)]
+    )
     amounts += [] if output else pointers
-    sparse_counts = sparse(e, arch.word_bits) if output and compute else None
+    sparse_counts = sparse(e, arch.word_bits, arch.compute.lockstep) if output and compute else None
     first_reads = (
         [
             (state.NONZERO_OUTPUTS, -sparse_counts.first_reads),
@@ -1584,7 +1675,7 @@ def _link(
         merged = common | between if (kind, scale) in skipped_reads else shared
         add(parent, "read", kind, own[parent], merged, scale, not skipped_reads)
         if not compute:
-            add(child, "write", kind, own[child], common, scale, not skipped_reads)
+            add(child, "fill", kind, own[child], common, scale, not skipped_reads)
     only_written = (
         [(state.NONZERO_OUTPUTS, sparse_counts.writes)]
         if sparse_counts and sparse_counts.writes
@@ -1598,7 +1689,7 @@ def _link(
     for kind, scale in (*amounts, *drained, *only_written) if output else ():
         add(parent, "write", kind, own[parent], shared, scale, True)
         if not compute:
-            add(child, "read", kind, own[child], common, scale, True)
+            add(child, "drain", kind, own[child], common, scale, True)
     first_pe_elems = Quantity(state.POINTS if compute else state.WORDS, x, position, mask[child], mask[child])
     for cycles, q in _folds(e, arch, tensors[x], parent, child, first_pe_elems):
         for row in (found, low):
@@ -1759,10 +1850,16 @@ def _holder_sets(e: Einsum, arch: Arch, c: Constraints, tensor: str) -> tuple[in
 
 
 def _nest(
-    tables: Tables, e: Einsum, arch: Arch, allowed: dict[str, tuple[str, ...]], work: state.Work, j: int
+    tables: Tables,
+    e: Einsum,
+    arch: Arch,
+    allowed: dict[str, tuple[str, ...]],
+    rules: state.Rules,
+    work: state.Work,
+    j: int,
 ) -> Mapping:
     """The best nest that the kernels found for machine j. Loops between two nodes stand in the order that
-    lets the node above them sink furthest.
+    lets the node above them sink furthest, of those that the rules allow.
     """
     sizes = {
         rank: int(tables.pool.size[tables.choices[0].span[0, 0, 0]]) for rank in tables.ranks
@@ -1775,7 +1872,7 @@ def _nest(
         for i in range(int(work.best_count[j]) - 1, -1, -1)
     ]
     position, above, no_sink = 0, NO_NODE, _no_sink_mask(e, arch)
-    factorizations = _factorizations(tables, chosen, arch)
+    factorizations = _factorizations(tables, chosen, arch, rules)
     for x, level, parent, k, tile in inner_nodes:
         sizes, above, position = _add_loops_inward(
             tables,
@@ -1788,13 +1885,17 @@ def _nest(
             k,
             {r: int(t) for r, t in zip(tables.ranks, tile, strict=True)},
             factorizations,
+            rules,
         )
+        if x < 0 and rules.orders:  # its loops, and those inside of it, stand in one order
+            continue
         loops = _ordered_loops(
             tables,
             e,
             above,
             sizes,
             {r: int(tables.pool.size[t]) for r, t in zip(tables.ranks, tile, strict=True)},
+            _given_order(tables, arch, nodes, rules),
         )
         nodes += (
             *(
@@ -1813,9 +1914,10 @@ def _nest(
         for r, o in zip(tables.ranks, work.best_unrolling[j], strict=True)
     }
     sizes, above, position = _add_loops_inward(
-        tables, e, arch, nodes, sizes, above, position, len(outside), innermost, factorizations
+        tables, e, arch, nodes, sizes, above, position, len(outside), innermost, factorizations, rules
     )
-    loops = _ordered_loops(tables, e, above, sizes, dict.fromkeys(tables.ranks, 1))
+    given_order = _given_order(tables, arch, nodes, rules)
+    loops = _ordered_loops(tables, e, above, sizes, dict.fromkeys(tables.ranks, 1), given_order)
     nodes += (
         *(
             _idle_array_loops(e, arch, allowed, nodes, sizes, outside[-1])
@@ -1876,6 +1978,7 @@ def _add_loops_inward(
     k: int,
     tile: dict[str, int],
     factorizations: Sequence[Sequence[SpatialLoop]],
+    rules: state.Rules,
 ) -> tuple[dict[str, int], NodeAbove, int]:
     """Appends to `nodes` the loops from `position` inwards to position k: at every boundary the temporal
     loops outside of it, then its spatial loops. Returns the sizes of all ranks inside, the node above, and k.
@@ -1887,7 +1990,8 @@ def _add_loops_inward(
         entering.append({r: int(tables.pool.outer_tile[t]) for r, t in entering[-1].items()})
     for step, target in enumerate(reversed(entering[1:])):
         inner_sizes = {r: int(tables.pool.size[t]) for r, t in target.items()}
-        nodes += _ordered_loops(tables, e, above, sizes, inner_sizes)
+        given_order = _given_order(tables, arch, nodes, rules)
+        nodes += _ordered_loops(tables, e, above, sizes, inner_sizes, given_order)
         sizes, above = sizes | inner_sizes, NO_NODE
         boundary = position + step
         for rank, spatial_loops in zip(tables.ranks, factorizations, strict=True):
@@ -1906,9 +2010,11 @@ class SpatialLoop(NamedTuple):
     trips: int
 
 
-def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[list[SpatialLoop]]:
+def _factorizations(
+    tables: Tables, chosen: Sequence[int], arch: Arch, rules: state.Rules
+) -> list[list[SpatialLoop]]:
     """Per rank its spatial loops: the first factorizations of the chosen unrollings (one number per rank)
-    that fit the fan-out dimensions together.
+    that fit the fan-out dimensions together, and fill them as the rules ask.
     """
     dims, _ = dims_and_groups(arch.fanouts)
     names = [name for f in sorted(arch.fanouts, key=lambda f: f.outside) for name, _ in f.dims]
@@ -1918,7 +2024,7 @@ def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[l
     )
     for choice in product(*ways):
         if all(
-            prod(factorization[d] for factorization in choice) <= array_dim.size
+            rules.min_along[d] <= prod(factorization[d] for factorization in choice) <= array_dim.size
             for d, array_dim in enumerate(dims)
         ):
             return [
@@ -1931,38 +2037,70 @@ def _factorizations(tables: Tables, chosen: Sequence[int], arch: Arch) -> list[l
     raise AssertionError("spatial unrollings were chosen together that do not fit the array together")
 
 
+def _given_order(
+    tables: Tables, arch: Arch, nodes: Sequence[Loop | Store], rules: state.Rules
+) -> frozenset[tuple[str, str]]:
+    """Pairs of ranks whose temporal loops, where both stand directly below these nodes, stand in that order
+    by the rules: those of one level.
+    """
+    if not rules.orders:
+        return frozenset()
+    order = arch.level_index()
+    held = [
+        (order[node.level], tables.tensors.index(node.tensor)) for node in nodes if isinstance(node, Store)
+    ]
+    levels = [
+        max([v for v, x in held if tables.einsum.has_rank[x, r]], default=0) for r in range(len(tables.ranks))
+    ]
+    return frozenset(
+        (tables.ranks[q], tables.ranks[r])
+        for v, q, r in np.argwhere(rules.above)
+        if levels[q] == levels[r] == v
+    )
+
+
 def _ordered_loops(
-    tables: Tables, e: Einsum, above: NodeAbove, sizes: dict[str, int], inner_sizes: dict[str, int]
+    tables: Tables,
+    e: Einsum,
+    above: NodeAbove,
+    sizes: dict[str, int],
+    inner_sizes: dict[str, int],
+    given_order: Collection[tuple[str, str]],
 ) -> list[Loop]:
-    """The temporal loops directly below a node, in the order that lets it sink furthest. sizes, inner_sizes:
-    of all ranks above and below them. If the node does not sink, the first loop is the one along which
-    sliding its window saves most.
+    """The temporal loops directly below a node, in the order that lets it sink furthest, of those in which
+    each pair of ranks of the given order stands in that order. sizes, inner_sizes: of all ranks above and
+    below them. If the node does not sink, the first loop is the one along which sliding its window saves
+    most.
     """
     no_sink = above.no_sink
-    changed = [rank for rank in tables.ranks if inner_sizes[rank] != sizes[rank]]
+    left = [rank for rank in tables.ranks if inner_sizes[rank] != sizes[rank]]
     p = next((p for p in e.tensors() if p.tensor == above.tensor), None)
-    if p is None:
-        return [Loop(rank, inner_sizes[rank]) for rank in changed]
+    full = p.full_ranks() if p else frozenset[str]()
+    found = list[str]()
 
-    def elems_if_first(window: str) -> int:
-        return hull(
-            p,
-            {
-                rank: inner_sizes.get(rank, 1)
-                if (rank in full and not no_sink) or rank == window
-                else sizes.get(rank, 1)
-                for rank, _ in e.extents
-            },
-        )
+    def free() -> list[str]:
+        return [rank for rank in left if not any((other, rank) in given_order for other in left)]
 
-    full = p.full_ranks()
-    in_one_dim = {
-        rank for rank in changed if sum(rank in dim.ranks() for dim in p.dims) == 1 and p is not e.output
-    }
-    windows = [rank for rank in changed if rank in p.partial_ranks() and (rank in in_one_dim or not no_sink)]
-    best_window = min(windows, key=elems_if_first) if windows else ""
+    def take(rank: str) -> None:
+        found.append(rank)
+        left.remove(rank)
 
-    def order_key(rank: str) -> tuple[bool, bool]:
-        return (rank != best_window, rank not in full) if no_sink else (rank not in full, rank != best_window)
+    while not no_sink and (sunk := [rank for rank in free() if rank in full]):
+        take(sunk[0])
+    if p:
+        windows = [
+            rank
+            for rank in free()
+            if rank in p.partial_ranks()
+            and (not no_sink or (p is not e.output and sum(rank in dim.ranks() for dim in p.dims) == 1))
+        ]
 
-    return [Loop(rank, inner_sizes[rank]) for rank in sorted(changed, key=order_key)]
+        def elems_if_next(window: str) -> int:
+            inside = {*found, window}
+            return hull(p, {r: (inner_sizes if r in inside else sizes).get(r, 1) for r, _ in e.extents})
+
+        if windows:
+            take(min(windows, key=elems_if_next))
+    while left:
+        take(min(free(), key=lambda rank: no_sink and rank not in full))
+    return [Loop(rank, inner_sizes[rank]) for rank in found]

@@ -13,7 +13,9 @@ from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
 Key = tuple[str, str, str]  # level, tensor, action
-UNPRICED = ("fold", "wait")  # actions that take cycles alone
+# actions that take cycles alone; fill, drain: writes and reads for the memory outside, part of those rows,
+# where they have a port of their own
+UNPRICED = ("fold", "wait", "fill", "drain")
 
 
 def bits_of(e: Einsum, arch: Arch) -> dict[str, int]:

@@ -37,7 +37,7 @@ from dse.sim.counts.terms import (
     without_tile_sizes,
     writes,
 )
-from hw.arch import Arch, Fanout
+from hw.arch import OUTSIDE, Arch, Fanout
 from workloads.einsum import Dim, Einsum, Projection
 from workloads.graph import base_of_any
 
@@ -90,6 +90,8 @@ class Counted:
     restart_at: int = 0  # levels start empty in every iteration of the loops of `timed` above this position
     moves_more: bool = False  # rows have transfers that `timed` has not; the latency is at least their time
     before: tuple[Count, ...] = ()  # transfers beside the nest, while nothing else runs
+    # (weight, nest, restart_at) of nests whose latencies, weighted, are the einsum's (instead of `timed`)
+    in_part: tuple[tuple[float, NestSums, int], ...] = ()
 
 
 def nest_sums(mapping: Mapping, e: Einsum, arch: Arch, whole_einsum: Einsum | None = None) -> NestSums:
@@ -155,7 +157,7 @@ def busiest(rows: dict[Key, Elems], e: Einsum, arch: Arch) -> tuple[Count, ...]:
     return tuple(
         Count(*key, total, per_instance[busiest_index.get(key, 0)])
         for key, (total, per_instance) in rows.items()
-        if total
+        if total or (key[2] in OUTSIDE and any(per_instance))
     )
 
 
@@ -169,15 +171,19 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
     R', W': the node's own fills and drains
     S, S': skipped first reads of an output, as served and as filled
     A: reads with which the node adds what PEs write to what others wrote before (`additions`)
+    Of fills and drains that go through a port of their own (wires.outside) a row of their own has what the
+    busiest instance moves, and no total: they are part of the writes and reads.
 
     whole_einsum: as in `nest_sums`
     """
-    s = Formulas(e, nest, wires, sparse(whole_einsum, wires.word_bits))
+    s = Formulas(e, nest, wires, sparse(whole_einsum, wires.word_bits, wires.lockstep))
     found: dict[Key, tuple[list[Term], list[Term]]] = {}
 
-    def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]]) -> None:
+    def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]], outside: str = "") -> None:
         row = found.setdefault((store.level, store.tensor, action), ([], []))
         row[0].extend(terms[0])
+        if outside and (store.level, role(e, store.tensor), outside) in wires.outside:
+            row = found.setdefault((store.level, store.tensor, outside), ([], []))
         row[1].extend(terms[1])
 
     for link in s.links:
@@ -198,9 +204,11 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
                 link.child or link.parent,
                 "write",
                 [fills(s, link, one_instance, skip=skip) for one_instance in (False, True)],
+                "fill",
             )
         if output and link.child:
-            add(link.child, "read", [drains(s, link, one_instance) for one_instance in (False, True)])
+            drained = [drains(s, link, one_instance) for one_instance in (False, True)]
+            add(link.child, "read", drained, "drain")
     rows = [Row(key, tuple(total), tuple(one_instance)) for key, (total, one_instance) in found.items()]
     if merge_terms := tuple(
         term for link in s.links if link.is_output and link.child for term in merges(s, link)
@@ -228,7 +236,7 @@ def steps(sums: NestSums) -> tuple[Count, ...]:
     return tuple(
         Count(*row.key, sums.total(row.total), sums.total(row.one_instance))
         for row in sums.formulas.rows
-        if row.key[2] in ("compute", *UNPRICED)
+        if row.key[2] in ("compute", *UNPRICED) and row.key[2] not in OUTSIDE
     )
 
 
@@ -332,8 +340,8 @@ def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
                 sum(map(sums.total, source_terms)),
                 sums.total(crossing(s, link)),
                 bits_at(arch.levels[order[link.parent.level]], link.tensor.tensor, s.e, arch),
-                link.ranks if link.child else unshared(link.tensor, s.e),
-                1.0 if link.child else direct_elems(link.tensor, s.e, arch.word_bits),
+                link.ranks if link.child else unshared(link.tensor, s.e, s.wires.lockstep),
+                1.0 if link.child else direct_elems(link.tensor, s.e, arch.word_bits, s.wires.lockstep),
             )
         )
     return found

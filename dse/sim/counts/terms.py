@@ -37,8 +37,8 @@ from dse.sim.counts.spans import (
     span_sum,
     tile_spans,
 )
-from hw.arch import Arch
-from workloads.einsum import Dim, Einsum, Projection, TileColumns, TooLong
+from hw.arch import OUTSIDE, ROLES, Arch
+from workloads.einsum import STRUCTURED, Dim, Einsum, Projection, TileColumns, TooLong
 
 # trips counted of a loop, narrowed to its first trip
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
@@ -120,6 +120,9 @@ class Wiring:
     # (level, dimensions along which PEs share one instance of it), of levels that have such dimensions
     shared: tuple[tuple[str, frozenset[str]], ...] = ()
     waits: frozenset[str] = frozenset()  # levels whose first words take time
+    # (level, role, fill or drain) of what goes through a port of its own there (`Level.apart_outside`)
+    outside: frozenset[tuple[str, str, str]] = frozenset()
+    lockstep: bool = False  # PEs step through operands in N:M together (`in_step`)
 
     def has_own(self, node: Store | None, at: int, i: int, loop: Loop) -> bool:
         """True if PEs of the spatial loop at position i each have an instance of what the node at position
@@ -181,6 +184,14 @@ def wiring(arch: Arch) -> Wiring:
             if any(level.name in levels for f in arch.fanouts for levels in f.shared)
         ),
         frozenset(level.name for level in arch.levels if level.latency_ns),
+        frozenset(
+            (level.name, of, action)
+            for level in arch.levels
+            for of in ROLES
+            for action in OUTSIDE
+            if level.apart_outside(of, action)
+        ),
+        arch.compute.lockstep,
     )
 
 
@@ -294,15 +305,17 @@ class Sparse:
     first_reads_per_pe: float  # skipped first reads per element and PE
 
 
-def sparse(e: Einsum, word_bits: int) -> Sparse | None:
+def sparse(e: Einsum, word_bits: int, lockstep: bool) -> Sparse | None:
     """Returns what zeros add to the accesses of compute, in widths of elements of the result on machines with
-    words of `word_bits`; None: no input has zeros.
+    words of `word_bits`; None: no input has zeros. lockstep: as of `unshared`. In step every element has
+    products, the first of which finds none to add to.
     """
     share = nonzero_share(e)
     if share == 1:
         return None
+    share = 1.0 if lockstep and in_step(e.output, e) else share
     sizes, output, output_ranks = e.sizes(), e.output, e.output.ranks()
-    combinations = prod(n for rank, n in e.extents if rank in unshared(output, e) - output_ranks)
+    combinations = prod(n for rank, n in e.extents if rank in unshared(output, e, lockstep) - output_ranks)
     elements = prod(
         dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True)
         for dim in output.dims
@@ -341,15 +354,40 @@ def _pointers(p: Projection, e: Einsum, word_bits: int) -> float:
     return p.compressed_words(word_bits)[1] / columns
 
 
-def direct_elems(p: Projection, e: Einsum, word_bits: int) -> float:
+def in_step(p: Projection, e: Einsum) -> Projection | None:
+    """Returns the operand in N:M through whose groups PEs step together, as tensor p sees it, on a machine
+    with `lockstep`; None: they are at different nonzeros.
+
+    It is the only one with zeros, the result is dense, and its last dimension is a rank of its own in whole
+    groups of M. In each step all PEs are at the same group, so those along its ranks want the same group of
+    another operand (of which each picks N values), and add to the same element of a result, unless the
+    group's rank moves it.
+    """
+    sparse_operands = [q for q in e.inputs if q.density != 1]
+    own = sparse_operands[0] if len(sparse_operands) == 1 else None
+    groups = STRUCTURED.fullmatch(own.format) if own else None
+    if own is None or not groups or e.output.format != "dense":
+        return None
+    last = own.dims[-1]
+    alone = len(last.terms) == 1 and last.terms[0][1] == 1 and last.offset == 0
+    if not alone or e.sizes()[last.terms[0][0]] % int(groups[2]) or last.size % int(groups[2]):
+        return None
+    return None if p is e.output and last.terms[0][0] in p.ranks() else own
+
+
+def direct_elems(p: Projection, e: Einsum, word_bits: int, lockstep: bool) -> float:
     """Returns the elements per iteration that compute exchanges directly with a level, where no node of the
     tensor stands between.
 
     A compressed input is read whole: value and column of every nonzero and a pointer per row, in widths of
     its elements, since zeros of other inputs are not known before. Any other tensor moves one element
-    wherever no input is known to be zero, a compressed result with its column.
+    wherever no input is known to be zero, a compressed result with its column; in lockstep, of groups that
+    PEs may share, all M values (`in_step`).
     """
     if p is e.output or p.format == "dense":
+        own = in_step(p, e) if lockstep and p is not e.output else None
+        if own and own.dims[-1].ranks()[0] in p.ranks() and not set(own.ranks()) <= p.ranks():
+            return 1.0
         share = nonzero_share(e)
         return share if p.format == "dense" else share * entry_words(p, word_bits)
     return p.compressed_words(word_bits)[0] + _pointers(p, e, word_bits)
@@ -399,10 +437,13 @@ def gathers(arch: Arch) -> bool:
     )
 
 
-def unshared(p: Projection, e: Einsum) -> frozenset[str]:
+def unshared(p: Projection, e: Einsum, lockstep: bool) -> frozenset[str]:
     """Returns the ranks along which PEs share no word that compute exchanges directly with a level: the
-    tensor's ranks, and the ranks of inputs with zeros, since PEs along them are at different nonzeros.
+    tensor's ranks, and the ranks of inputs with zeros, since PEs along them are at different nonzeros, unless
+    they step through them together. lockstep: whether the machine does so (`Compute.lockstep`).
     """
+    if lockstep and in_step(p, e):
+        return p.ranks()
     return p.ranks().union(*(q.ranks() for q in e.inputs if q.density != 1))
 
 
@@ -588,7 +629,7 @@ def _transfers(
     """
     trips_counted = trips_counted or s.all_trips
     if skip and s.sparse and not link.child:
-        counted_ranks = unshared(link.tensor, s.e)
+        counted_ranks = unshared(link.tensor, s.e, s.wires.lockstep)
         first_reads = _distinct_terms(
             s, link, end, one_instance, trips_counted, counted_ranks, -s.sparse.first_reads
         )
@@ -618,7 +659,13 @@ def _written_only(
     if not s.sparse:
         return ()
     return _distinct_terms(
-        s, link, end, one_instance, trips_counted, unshared(link.tensor, s.e), s.sparse.writes
+        s,
+        link,
+        end,
+        one_instance,
+        trips_counted,
+        unshared(link.tensor, s.e, s.wires.lockstep),
+        s.sparse.writes,
     )
 
 
@@ -664,7 +711,7 @@ def _pe_rule(
     counted_ranks: ranks along which all PEs count at a memory
     """
     shared = {name: reduce if link.is_output else multicast for name, multicast, reduce in s.wires.dims}
-    unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e)
+    unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e, s.wires.lockstep)
 
     def pes_counted(i: int, loop: Loop) -> int:
         in_parent = not s.wires.has_own(link.parent, link.parent_at, i, loop)
@@ -784,7 +831,7 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
     dims = s.of_dims(p, cuts, has_child, skip, sliding_loop.rank if skip and sliding_loop else "")
     outer = _missing_ranks(s, link, cuts)
     if not has_child:
-        yield Term(sign * direct_elems(p, s.e, s.wires.word_bits), (*dims, *outer))
+        yield Term(sign * direct_elems(p, s.e, s.wires.word_bits, s.wires.lockstep), (*dims, *outer))
         return
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))

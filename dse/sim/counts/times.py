@@ -62,7 +62,7 @@ from dse.sim.counts.terms import (
     serves,
     writes,
 )
-from hw.arch import Arch
+from hw.arch import PORT_ACTIONS, Arch
 from workloads.einsum import Einsum
 
 Traffic = Literal["fill", "drain", "access"]  # fills or drains of a child, or accesses of compute
@@ -141,7 +141,7 @@ def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Nest
         (v, tensor, action): (level.port(of, action)[0], rate)
         for v, level in enumerate(arch.levels)
         for tensor, of in tensors
-        for action in ("read", "write")
+        for action in PORT_ACTIONS
         if any_nonzero(rate := elem_cycles(level, bits_at(level, tensor, e, arch), of, action))
     }
     return NestTiming(sums, e, arch, links, rates, wants_interval)
@@ -234,9 +234,9 @@ def _flow(timing: NestTiming, one: LevelLink, kind: Traffic, trips_counted: Trip
     if key not in timing.memo:
         found: PortCycles = {}
         ends: dict[Traffic, list[tuple[int, str, Callable[..., tuple[Term, ...]], bool]]] = {
-            "fill": [(one.child, "write", fills, one.skips), (one.parent, "read", serves, one.skips)],
+            "fill": [(one.child, "fill", fills, one.skips), (one.parent, "read", serves, one.skips)],
             "drain": [
-                (one.child, "read", drains, False),
+                (one.child, "drain", drains, False),
                 (one.parent, "write", writes, False),
                 *[(one.parent, "read", additions, False)] * one.skips,
             ],

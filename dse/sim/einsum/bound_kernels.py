@@ -85,15 +85,15 @@ def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[
         rows = np.flatnonzero(columns.word_bits == word_bits)
         batch = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
         found[:, rows] = _sequential(
-            _needs_table(run_tuple, word_bits),
+            _needs_table(run_tuple, word_bits, columns.lockstep),
             Machines(*(np.ascontiguousarray(batch.column(name)) for name in Machines._fields)),
         )
     return found[0], found[1]
 
 
 @lru_cache(maxsize=64)
-def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int) -> NeedsTable:
-    all_needs: list[Needs] = [needs(e, word_bits) for e, _ in runs]
+def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int, lockstep: bool) -> NeedsTable:
+    all_needs: list[Needs] = [needs(e, word_bits, lockstep) for e, _ in runs]
     max_operands = max(len(n.operands) for n in all_needs)
     mask_count = max((len(n.common) for n in all_needs), default=0)
     kinds = {"mac": MAC, "copy": COPY}

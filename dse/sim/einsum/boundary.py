@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from math import prod
 
 from dse.mapping.constraints import stationary
@@ -95,15 +96,17 @@ class Boundary:
         return replace(self, reserved_bits=(), pinned=frozenset()) != ALONE
 
     def has_nest_latency(self, arch: Arch) -> bool:
-        """True if the latency is that of one nest, with stalls. False for stages of a pipeline, and where a
-        tensor is retained in part or in slices over PEs: their cycles are busy times.
+        """True if the latency is that of the nest, with stalls (`timed_in_part`). False for stages of a
+        pipeline, and where a tensor is retained in slices over PEs, or retained and passed on: their cycles
+        are busy times.
         """
-        partly = (
-            self.forwarded
-            or any(share != 1 or is_sliced(level, arch) for _, level, share in self.retained)
-            or any(share != 1 or is_sliced(level, arch) for level, _, _, share in self.retention_moves)
-        )
-        return not (self.stage_dims or self.remote or self.filled_once or partly)
+        levels = {level for _, level, _ in self.retained} | {level for level, *_ in self.retention_moves}
+        sliced = any(is_sliced(level, arch) for level in levels)
+        return not (self.stage_dims or self.remote or self.filled_once or self.forwarded or sliced)
+
+    def retains_parts(self) -> bool:
+        """True if a tensor of the einsum is retained in part."""
+        return any(share != 1 for _, _, share in self.retained)
 
 
 ALONE = Boundary()
@@ -134,7 +137,28 @@ def counted(
     """
     sums = nest_sums(full_nest, e, arch)
     rows, moves_more = count_rows(b, full_nest, sums, arch), bool(b.retention_moves)
+    if b.has_nest_latency(arch) and b.retains_parts():
+        in_part = tuple(timed_in_part(b, full_nest, sums, arch))
+        return Counted(full_nest, sums, rows, held, None, moves_more=True, in_part=in_part)
     return Counted(full_nest, sums, rows, held, *timed_nest(b, full_nest, sums, arch), moves_more)
+
+
+def timed_in_part(
+    b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch
+) -> Iterator[tuple[float, NestSums, int]]:
+    """Yields the nests whose latencies, weighted, are that of an einsum with tensors retained in part, each
+    as (weight, sums, restart_at): with a tensor on chip by its share, as written by the rest.
+
+    Fills move so much less, and a latency is convex in what they move: it is at most the weighted sum.
+    """
+    for kept in product((True, False), repeat=len(b.retained)):
+        alike = replace(
+            b, retained=tuple(one for one, is_kept in zip(b.retained, kept, strict=True) if is_kept)
+        )
+        shares = (s if is_kept else 1 - s for (_, _, s), is_kept in zip(b.retained, kept, strict=True))
+        timed, restart_at = timed_nest(alike, full_nest, sums, arch)
+        if (weight := float(prod(shares))) and timed:
+            yield weight, timed, restart_at
 
 
 def timed_nest(b: Boundary, full_nest: Mapping, sums: NestSums, arch: Arch) -> tuple[NestSums | None, int]:

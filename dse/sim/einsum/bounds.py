@@ -140,14 +140,16 @@ class Rates:
 
 
 @lru_cache(maxsize=1 << 14)
-def needs(e: Einsum, word_bits: int) -> Needs:
-    """Returns what lower bounds read of an einsum on machines with words of `word_bits`."""
+def needs(e: Einsum, word_bits: int, lockstep: bool = False) -> Needs:
+    """Returns what lower bounds read of an einsum on machines with words of `word_bits`. lockstep: as of
+    `terms.unshared`.
+    """
     tensors, sizes = e.tensors(), e.sizes()
-    unshared_ranks = [unshared(p, e) for p in tensors]
+    unshared_ranks = [unshared(p, e, lockstep) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= MAX_JOINT else ()
     common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
     operands = tuple(Operand(words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
-    compute_words = tuple(e.points() * direct_elems(p, e, word_bits) for p in tensors)
+    compute_words = tuple(e.points() * direct_elems(p, e, word_bits, lockstep) for p in tensors)
     return Needs(
         einsum=e,
         points=e.points(),
@@ -158,6 +160,11 @@ def needs(e: Einsum, word_bits: int) -> Needs:
         sharers=tuple(prod(n for rank, n in sizes.items() if rank not in ranks) for ranks in unshared_ranks),
         common=common,
     )
+
+
+def _needs_on(e: Einsum, arch: Arch) -> Needs:
+    """Returns what lower bounds read of an einsum on a machine."""
+    return needs(e, arch.word_bits, arch.compute.lockstep)
 
 
 def _most_shared(e: Einsum, mask: int, unshared_ranks: Sequence[frozenset[str]]) -> int:
@@ -354,12 +361,12 @@ def _cycles(n: Needs, r: Rates) -> float:
 
 def energy_pj(e: Einsum, arch: Arch) -> float:
     """Returns a lower bound in pJ on the energy of any mapping of one einsum, leakage included."""
-    return lower_bound(needs(e, arch.word_bits), rates(arch))[0]
+    return lower_bound(_needs_on(e, arch), rates(arch))[0]
 
 
 def latency_cycles(e: Einsum, arch: Arch) -> float:
     """Returns a lower bound in cycles on the latency of any mapping of one einsum."""
-    return _cycles(needs(e, arch.word_bits), rates(arch))
+    return _cycles(_needs_on(e, arch), rates(arch))
 
 
 def lower_bounds(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, float]]:
@@ -369,12 +376,12 @@ def lower_bounds(einsums: Iterable[Einsum], arch: Arch) -> list[tuple[float, flo
     if arch.units:
         of_unit = {one.compute.name: rates(one) for one in arch.units}
         pairs = [
-            [lower_bound(needs(e, one.word_bits), of_unit[one.compute.name]) for one in computes(e, arch)]
+            [lower_bound(_needs_on(e, one), of_unit[one.compute.name]) for one in computes(e, arch)]
             for e in einsums
         ]
         return [(min(pj for pj, _ in own), min(cycles for _, cycles in own)) for own in pairs]
     machine_rates = rates(arch)
-    return [lower_bound(needs(e, arch.word_bits), machine_rates) for e in einsums]
+    return [lower_bound(_needs_on(e, arch), machine_rates) for e in einsums]
 
 
 def sequential(runs: Iterable[tuple[Einsum, float]], arch: Arch) -> tuple[float, float]:

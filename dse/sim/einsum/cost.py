@@ -73,6 +73,7 @@ def price(
     restart_at: int = 0,
     moves_more: bool = False,
     before: Sequence[Count] = (),
+    in_part: Sequence[tuple[float, NestSums, int]] = (),
 ) -> Price:
     """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
@@ -82,11 +83,18 @@ def price(
         other einsums, which run in between
     moves_more: rows have transfers that `timed` has not (`Counted.moves_more`)
     before: transfers of levels while the nest does not run; their time is added to the latency
+    in_part: `Counted.in_part`, instead of `timed`
     """
     usage, times = ports(rows, e, arch, timed, restart_at)
     unit = compute_component(e, arch)
     components = [*zip((level.name for level in arch.levels), usage.levels, strict=True), (unit, usage.steps)]
-    cycles, steady = (elapsed_cycles(usage, times, steady=is_steady) for is_steady in (False, True))
+    weighted = [(1.0, times)]
+    if in_part and arch.overlap == "buffered":
+        weighted = [(weight, port_times(nest, arch, start, True)[0]) for weight, nest, start in in_part]
+    cycles, steady = (
+        sum(weight * elapsed_cycles(usage, own_times, steady=is_steady) for weight, own_times in weighted)
+        for is_steady in (False, True)
+    )
     if moves_more:
         cycles, steady = (largest(one, elapsed_cycles(usage, ())) for one in (cycles, steady))
     if before:

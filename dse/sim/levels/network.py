@@ -63,6 +63,13 @@ def injected_at(kind: str, mesh_size: MeshPosition) -> tuple[MeshPosition, ...]:
     return tuple((row, column) for row in rows for column in sorted({0, mesh_size[1] - 1}))
 
 
+def _sources(f: Fanout, mesh_size: MeshPosition, enters_anywhere: bool) -> Sequence[MeshPosition]:
+    """Returns the positions where a word may enter a mesh of (rows, columns)."""
+    if enters_anywhere:
+        return list(product(range(mesh_size[0]), range(mesh_size[1])))
+    return injected_at(f.injected_at, mesh_size)
+
+
 def chain(source: MeshPosition, rows: Sequence[int], columns: Sequence[int]) -> int:
     """Returns the number of links of a spanning tree: from a source to the nearest PE of these rows and
     columns, and from PE to nearest PE until all have the word.
@@ -323,6 +330,23 @@ def network_traffic(
                 yield NetworkTraffic(f.name, tensor, "rotate", hops, hops * f.hop_pj)
 
 
+def words_between(
+    mapping: Mapping,
+    sums: NestSums,
+    arch: Arch,
+    f: Fanout,
+    remote: Sequence[tuple[str, tuple[OwnedPart, ...]]],
+) -> Iterator[tuple[str, float]]:
+    """Yields (tensor, bits times links between PEs of a fan-out) of a nest: what PEs pass to each other if
+    each of them has its own way to the level outside. A word from there enters at one of the PEs that want
+    it, so multicasts and sums cross links, parts for one PE alone none. Arguments and errors: as
+    `network_traffic`.
+    """
+    for one in deliveries(sums, arch, f):
+        links_each = _mean_links(one, mapping, sums.formulas.e, arch, f, dict(remote), (), True)
+        yield one.tensor.tensor, one.at_source * one.bits * links_each
+
+
 def _step(ring_: rotation.Ring, mapping: Mapping, e: Einsum, f: Fanout) -> float:
     """Returns the average number of links from a PE of a ring to the next; all rings are equal."""
     dims = [name for name, _ in f.dims]
@@ -345,10 +369,12 @@ def _mean_links(
     f: Fanout,
     remote: dict[str, tuple[OwnedPart, ...]],
     ring_dims: Sequence[str],
+    enters_anywhere: bool = False,
 ) -> float:
     """Returns the average number of links that a word takes.
 
     ring_dims: dimensions along which PEs share a tile out, so that each word goes to one of them
+    enters_anywhere: each PE has its own way to the level outside; False: that is attached at `injected_at`
     """
     p, loops, (rows, columns) = delivery.tensor, cuts(mapping, e, f), _mesh_region(f)
     beyond = {rank for d in p.dims for rank in d.ranks() if d.size < e.sizes()[rank]}
@@ -367,14 +393,25 @@ def _mean_links(
         _check_windows(p, remote[p.tensor])
     if any(c.extent % c.tile or c.rank in clipped_ranks for c in loops):
         return (
-            _uneven_links(delivery, loops, distinct, mapping, e, arch, f, remote.get(p.tensor), clipped_ranks)
+            _uneven_links(
+                delivery,
+                loops,
+                distinct,
+                mapping,
+                e,
+                arch,
+                f,
+                remote.get(p.tensor),
+                clipped_ranks,
+                enters_anywhere,
+            )
             / delivery.at_source
             if delivery.at_source
             else 0.0
         )
     wanted_groups = groups(loops, distinct, _first_pe(f))
     if p.tensor not in remote:
-        sources = injected_at(f.injected_at, (rows[1], columns[1]))
+        sources = _sources(f, (rows[1], columns[1]), enters_anywhere)
         return sum(
             min(TREES[f.multicast_from](source, group.rows, group.columns) for source in sources)
             for group in wanted_groups
@@ -406,6 +443,7 @@ def _uneven_links(
     f: Fanout,
     parts: Sequence[OwnedPart] | None,
     windows: Set[str],
+    enters_anywhere: bool,
 ) -> float:
     """Returns the sum of words times links where shares are unequal, or padding cuts windows of some.
 
@@ -484,7 +522,7 @@ def _uneven_links(
         if parts is None:
             min_links = min(
                 links(f.multicast_from, source, frozenset(pes))
-                for source in injected_at(f.injected_at, (mesh_region[0][1], mesh_region[1][1]))
+                for source in _sources(f, (mesh_region[0][1], mesh_region[1][1]), enters_anywhere)
             )
             total += words_here * min_links
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, combinations, pairwise
@@ -10,11 +10,12 @@ from itertools import chain, combinations, pairwise
 from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.mapping import nest
-from dse.mapping.constraints import computes
+from dse.mapping.constraints import Constraints, computes
 from dse.mapping.nest import Loop, Mapping, Store, bits_at
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
+from dse.sim.einsum.limits import broken, broken_below
 from dse.sim.levels import rotation, transfer
 from dse.sim.schedule.placed import (
     Graph,
@@ -30,7 +31,7 @@ from dse.sim.schedule.placed import (
     stage_array,
 )
 from hw.arch import Arch, Level
-from workloads.einsum import Projection, canonical_key
+from workloads.einsum import Einsum, Projection, canonical_key
 from workloads.graph import Workload, base_tensor, counts, csr_results
 
 
@@ -52,7 +53,7 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     ]:
         return lines
     else:
-        lines = list(_width_faults(arch, schedule, g))
+        lines = [*_port_faults(arch, schedule), *_width_faults(arch, schedule, g)]
     lines += _retention_faults(arch, workload, schedule, g)
     for i, segment in enumerate(schedule.segments, 1):
         lines += [
@@ -90,17 +91,46 @@ def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
     return lines or (list(_layout_faults(arch, workload, schedule, g)) if arch.models_layout() else [])
 
 
+def broken_rules(
+    arch: Arch, workload: Workload, schedule: Schedule, constraints: Callable[[Einsum, Arch], Constraints]
+) -> tuple[list[str], list[str]]:
+    """Returns how the nests of a schedule without faults break their constraints, one line each
+    (`limits.broken`, and `broken_below` where einsums share loops or nodes), and the names of einsums of
+    which that is not told: those of pipelines, and those with a tensor that is retained in part.
+
+    constraints: of an einsum on a machine (of one compute). A tensor that is retained whole stands at its
+        level alone, above all loops.
+    """
+    made, lines, unchecked = {e.output.tensor for e in workload.einsums}, list[str](), list[str]()
+    for segment, members in zip(schedule.segments, placed_segments(arch, workload, schedule), strict=True):
+        for branch, one in zip(segment.branches, members, strict=True):
+            e, own_arch = one.einsum, arch.unit(one.nest.unit)
+            c = constraints(e, own_arch)
+            whole = [(t, level) for t, level, share in one.boundary.retained if share == 1]
+            if one.boundary == ALONE:
+                found = broken(c, one.nest, e, own_arch)
+            elif segment.pipelined or len(whole) < len(one.boundary.retained):
+                unchecked.append(e.name)
+                continue
+            else:
+                shared: list[Loop | Store] = [Store(level, t) for t, level in whole]
+                for node in segment.nodes:
+                    if isinstance(node, Loop):
+                        shared.append(replace(node, rank=rank_in_branch(node.rank, branch)))
+                    else:
+                        own = (p.tensor for p in e.tensors() if base_tensor(p.tensor, made) == node.tensor)
+                        shared += [replace(node, tensor=t) for t in own]
+                gone = {Store(n, t) for t, level in whole for n in (level, arch.levels[0].name)}
+                nest = replace(one.nest, nodes=tuple(n for n in one.nest.nodes if n not in gone))
+                found = broken_below(c, shared, nest, e, own_arch)
+            lines += [f"{e.name}: {line}" for line in found]
+    return lines, unchecked
+
+
 def counted_one_by_one(arch: Arch, workload: Workload) -> str:
     """Returns what is counted only where einsums share neither loops nor tensors nor time, with the fix; "":
     nothing of this machine and workload.
     """
-    if arch.with_ports():
-        return (
-            "einsums share loops, tensors or time, which is not timed at ports that serve some tensors, nor "
-            f"with writes apart from reads; {arch.name} has "
-            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, or "
-            "take ports: shared and no write_bandwidth and writes_per_cycle"
-        )
     if arch.with_latency():
         return (
             "einsums share loops, tensors or time, and waits for first words are counted of einsums in turn; "
@@ -269,6 +299,19 @@ def _order_faults(workload: Workload, schedule: Schedule) -> Iterator[str]:
                 )
 
 
+def _port_faults(arch: Arch, schedule: Schedule) -> Iterator[str]:
+    """Yields what is timed only at ports that serve all tensors, in both directions at one rate."""
+    in_part = any(one.share != 1 or one.later_shares for one in schedule.retained)
+    at_once = any(one.pipelined for one in schedule.segments)
+    if arch.with_ports() and (in_part or at_once or schedule.fills_ahead or schedule.weights == "pinned"):
+        yield (
+            "pipelines, pinned weights, fills ahead and tensors retained in part are not timed at ports that "
+            f"serve some tensors, nor with writes apart from reads; {arch.name} has "
+            f"{', '.join(f'{name}.ports' for name in arch.with_ports())}: map its einsums one by one, fuse "
+            "or retain whole, or take ports: shared and no write_bandwidth and writes_per_cycle"
+        )
+
+
 def _width_faults(arch: Arch, schedule: Schedule, g: Graph) -> Iterator[str]:
     """Yields what is counted in one width only of a schedule on a machine that narrows or widens elements."""
     if not arch.narrows_or_widens():
@@ -312,6 +355,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
     """Yields the faults of retained tensors: the first one of each."""
     index_of = {level.name: v for v, level in enumerate(arch.levels)}
     first_array, outer = min((f.outside for f in arch.fanouts), default=len(arch.levels)), arch.levels[0].name
+    times = {e.name: n for e, n in zip(workload.einsums, counts(workload), strict=True)}
     for i, one in enumerate(schedule.retained):
         line = f"retain {one.level} {one.tensor}"
         if one.level not in index_of or not 0 < index_of[one.level] < max(first_array, 2):
@@ -337,7 +381,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
                 f"{line}: no tensor that is made and read, or read twice; take one of "
                 f"{', '.join(candidates[:8]) or 'none'}"
             )
-        elif user := next(_kept_out(one, arch.levels[index_of[one.level]], workload, g), None):
+        elif user := next(_kept_out(one, arch.levels[index_of[one.level]], users, g), None):
             kept = ", ".join(arch.levels[index_of[one.level]].may_keep)
             yield (
                 f"{line}: {user[0]} has it as {user[1]}, which may not stand at {one.level} "
@@ -374,12 +418,12 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             )
         elif reader := next(
             (
-                b.einsum
-                for at, segment in enumerate(schedule.segments)
-                for j, b in enumerate(segment.branches)
-                if b.einsum in g.readers[one.tensor]
-                and share_after(one, (at, j), g) > share_at(one, (at, j), g)
-                and bypasses_retained(one.tensor, b, segment, g, outer)
+                name
+                for name in sorted(g.readers[one.tensor], key=g.position.__getitem__)
+                for at, j in [g.position[name]]
+                if share_after(one, (at, j), g) > share_at(one, (at, j), g)
+                for segment in [schedule.segments[at]]
+                if bypasses_retained(one.tensor, segment.branches[j], segment, g, outer)
             ),
             "",
         ):
@@ -415,18 +459,18 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
             yield f"{line}: no later segment reads it; leave it out"
         elif one.tensor in [other.tensor for other in schedule.retained[:i]]:
             yield f"{line}: {one.tensor} is retained twice; leave one out"
-        elif max(counts(workload)[[e.name for e in workload.einsums].index(name)] for name in users) > 1:
+        elif max(times[name] for name in users) > 1:
             yield (
                 f"{line}: an einsum that makes or reads it repeats; only tensors of einsums that run "
                 "once are retained"
             )
 
 
-def _kept_out(one: Retained, level: Level, workload: Workload, g: Graph) -> Iterator[tuple[str, str]]:
-    """Yields each einsum that makes or reads a retained tensor in a role that may not stand at its level, and
-    the role.
+def _kept_out(one: Retained, level: Level, users: Sequence[str], g: Graph) -> Iterator[tuple[str, str]]:
+    """Yields each of the einsums that make or read a retained tensor which has it in a role that may not
+    stand at its level, and the role.
     """
-    for e in workload.einsums:
+    for e in (g.einsums[name] for name in users):
         for p in e.tensors():
             role = nest.role(e, p.tensor)
             if base_tensor(p.tensor, g.makers) == one.tensor and role not in level.may_keep:

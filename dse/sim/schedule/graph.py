@@ -49,8 +49,8 @@ from workloads.graph import Unique, Workload, base_tensor, counts
 
 Bits = dict[str, int]  # level -> bits
 UNTIMED = (
-    "cycles of stages, and of einsums with tensors retained in part, are busy times: fill stalls are not "
-    "counted"
+    "cycles of stages, and of einsums with tensors retained in slices over PEs or retained and passed on, "
+    "are busy times: fill stalls are not counted"
 )
 
 
@@ -514,7 +514,8 @@ def schedule_lower_bound(arch: Arch, workload: Workload, pinned: bool = False) -
         else:
             vector_cycles += ops / arch.compute.alu_per_cycle
     combine = max if outer.ports == "separate" else sum
-    port_cycles = 0.0 if outer.bypass else combine(bits.values()) / outer.width_bits / outer.bandwidth
+    rate = outer.bandwidth if isinstance(outer.ports, str) else outer.rates()[1]
+    port_cycles = 0.0 if outer.bypass else combine(bits.values()) / outer.width_bits / rate
     cycles = largest(mac_cycles, vector_cycles, port_cycles)
     pj += (
         0.0

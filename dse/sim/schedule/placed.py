@@ -132,7 +132,8 @@ def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str,
     found: dict[str, int] = {}
     for one in alive:
         found[one.level] = found.get(one.level, 0) + bits_of[one.tensor]
-    for new in alive:
+    made_here = {branch.einsum for branch in schedule.segments[i].branches}
+    for new in [one for one in alive if g.makers.get(one.tensor) in made_here]:
         old = next(
             (
                 old
@@ -323,10 +324,14 @@ def _place(
             shares_sums = any(loop.rank not in maker_einsum.output.ranks() for loop in stage_loops(maker, f))
             if is_maker:
                 home_nodes.append(node)
-            if not is_maker or shares_sums:
-                outer.append(Store(arch.levels[f.outside - 1].name, node.tensor))
+            if is_maker and not shares_sums:
+                continue
+            # a reader fetches it under each name that it reads it by
+            names = [p.tensor for p in e.inputs if base_tensor(p.tensor, g.makers) == node.tensor]
+            for name in [node.tensor] if is_maker else names:
+                outer.append(Store(arch.levels[f.outside - 1].name, name))
                 (remote_sums if is_maker else remote).append(
-                    (node.tensor, node.level, _stage_spread(maker, shared_loops(segment), maker_einsum, f))
+                    (name, node.level, _stage_spread(maker, shared_loops(segment), maker_einsum, f))
                 )
         else:
             outer += [
@@ -387,7 +392,10 @@ def _place(
     )
     if f and f.hop_pj:
         found = replace(
-            found, owners=tuple((t, _owners(t, segment, g, f)) for t, _, _ in (*remote, *remote_sums))
+            found,
+            owners=tuple(
+                (t, _owners(base_tensor(t, g.makers), segment, g, f)) for t, _, _ in (*remote, *remote_sums)
+            ),
         )
     return Placed(e, _stage_arch(branch, f, arch), ALONE if found == ALONE else found, branch.mapping)
 

@@ -303,8 +303,15 @@ def pipelined_phases(
     word_bits: int | None = None,
     small_words: int = 0,
 ) -> list[Phase]:
-    """Phases of a period: operations are joined along edges that can be pipelined, and so are the consumers
-    of a multicast, as long as one pipeline can run them.
+    """The phases of `pipelines_within` for one capacity."""
+    return pipelines_within(graph, edges, word_bits, small_words)(capacity)
+
+
+def pipelines_within(
+    graph: Graph, edges: Sequence[Edge], word_bits: int | None = None, small_words: int = 0
+) -> Callable[[float], list[Phase]]:
+    """Returns a function of the capacity: the phases of a period. Operations are joined along edges that can
+    be pipelined, and so are the consumers of a multicast, as long as one pipeline can run them.
 
     Two groups are joined if all edges between their operations can be pipelined, no path leads out of the
     joined group and back, all operations can step through one rank, and the tensors that every step needs
@@ -317,8 +324,6 @@ def pipelined_phases(
     period_edges = [
         e for e in edges if period_begin <= e.source and e.target < period_begin + graph.operations_per_period
     ]
-    group = {v: [v] for v in range(period_begin, period_begin + graph.operations_per_period)}
-    resident: dict[int, ResidentTensors] = {v: {} for v in group}
     words = {t: n if n > small_words else 0 for t, n in graph.words(word_bits).items()}
     siblings: dict[int, list[int]] = defaultdict(list)
     edges_from: dict[int, list[Edge]] = defaultdict(list)
@@ -329,25 +334,37 @@ def pipelined_phases(
     pairs = [(e.source, e.target) for e in period_edges if e.pattern in PIPELINED] + [
         pair for found in siblings.values() for pair in pairwise(found)
     ]
-
+    pairs.sort(key=max)
     step = _steps_along(graph, edges_from)
 
-    for a, b in sorted(pairs, key=max):
-        if group[a] is group[b]:
-            continue
-        joined = sorted(group[a] + group[b])
-        need = _resident_tensors(graph, edges_from, joined, words, step, shares_reads=not small_words)
-        if need is None or _total_words(need, words) > capacity or not _is_convex(edges_from, joined):
-            continue
-        for v in joined:
-            group[v], resident[v] = joined, need
-    sizes = {
-        v: (_total_words(need, words), tuple((v - period_begin, k) for v, k in need.values()))
-        for v, need in resident.items()
-    }
-    return _ordered_phases(
-        period_edges, list({id(g): g for g in group.values()}.values()), sizes, period_begin
-    )
+    @cache
+    def need_of(joined: tuple[int, ...]) -> ResidentTensors | None:
+        if not _is_convex(edges_from, joined):
+            return None
+        return _resident_tensors(graph, edges_from, joined, words, step, shares_reads=not small_words)
+
+    def phases(capacity: float) -> list[Phase]:
+        members = range(period_begin, period_begin + graph.operations_per_period)
+        group: dict[int, tuple[int, ...]] = {v: (v,) for v in members}
+        resident: dict[int, ResidentTensors] = {v: {} for v in members}
+        for a, b in pairs:
+            if group[a] is group[b]:
+                continue
+            joined = tuple(sorted(group[a] + group[b]))
+            need = need_of(joined)
+            if need is None or _total_words(need, words) > capacity:
+                continue
+            for v in joined:
+                group[v], resident[v] = joined, need
+        sizes = {
+            v: (_total_words(need, words), tuple((v - period_begin, k) for v, k in need.values()))
+            for v, need in resident.items()
+        }
+        return _ordered_phases(
+            period_edges, list({id(g): g for g in group.values()}.values()), sizes, period_begin
+        )
+
+    return phases
 
 
 def _steps_along(graph: Graph, edges_from: Mapping[int, Sequence[Edge]]) -> Step:

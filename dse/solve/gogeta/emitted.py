@@ -17,7 +17,7 @@ For example, einsums 4 (SL = S L) and 4u (R = R - SL) of the conjugate gradient 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -35,8 +35,8 @@ from workloads.einsum import Einsum, Projection
 from workloads.graph import Workload, base_tensor
 
 Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # returns a nest of an einsum on a machine
-Operation = Sequence[str]  # names of its einsums
-Phase = Sequence[Operation]
+Operation = tuple[str, ...]  # names of its einsums
+Phase = tuple[Operation, ...]
 # by (einsum, tensor): machine words that move from and to the outermost level
 MovedWords = Mapping[tuple[str, str], float]
 MAX_FORWARDED_SHARE = 0.5  # maximum share of a segment's bits for forwarded tiles
@@ -64,77 +64,108 @@ def phases_of(
             yield einsum.name
 
     return [
-        [
-            sorted(set(own(makers[operations[operation].output.tensor])), key=position_of.__getitem__)
+        tuple(
+            tuple(sorted(set(own(makers[operations[operation].output.tensor])), key=position_of.__getitem__))
             for operation in phase
-        ]
+        )
         for phase in phases
     ]
 
 
-def segments(
-    arch: Arch, workload: Workload, phases: Sequence[Phase], bits: int, nests: Nests
-) -> list[Segment] | Infeasible:
-    """Returns the segments of all phases, Infeasible if an einsum does not fit. bits: of each instance of the
-    first level below main memory, those that the segments may use.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What segments are made of."""
+
+    arch: Arch
+    workload: Workload
+    by_name: Mapping[str, Einsum]
+    position: Mapping[str, int]  # of an einsum in the workload, by its name
+    nests: Nests
+    bits: int  # of each instance of the first level below main memory, those that segments may use
+    # returns the segment of operations that run at once, each on clusters of its own (`clusters.stages`);
+    # None: all operations use all clusters, one after the other
+    stages: Callable[[Task, Sequence[str]], Segment | None] | None = None
+
+    def named(self, names: Iterable[str]) -> list[Einsum]:
+        """Returns einsums in the order of the workload."""
+        return [self.by_name[name] for name in sorted(set(names), key=self.position.__getitem__)]
+
+
+# by (operations of a part of a phase, bits of the level that they may use, whether they run as stages): their
+# segments
+EmittedParts = dict[tuple[Phase, int, bool], list[Segment] | Infeasible]
+
+
+def segments(task: Task, phases: Sequence[Phase], emitted: EmittedParts) -> list[Segment] | Infeasible:
+    """Returns the segments of all phases, Infeasible if an einsum does not fit. emitted: those found before,
+    for the same arch, workload and nests; what is found is added.
     """
-    by_name, found = {e.name: e for e in workload.einsums}, list[Segment]()
-    runs = (
-        run
-        for phase in phases
-        for part in _connected_parts(phase, by_name)
-        for run in _joined_runs(arch, workload, part, bits)
-    )
-    for run in runs:
-        parts = _segments_of_run(arch, workload, run, bits, nests)
-        if isinstance(parts, Infeasible):
-            return parts
-        found += parts
+    found: list[Segment] = []
+    for part in (part for phase in phases for part in _connected_parts(phase, task.by_name)):
+        key = part, task.bits, task.stages is not None
+        if key not in emitted:
+            emitted[key] = _segments_of_part(task, part)
+        own = emitted[key]
+        if isinstance(own, Infeasible):
+            return own
+        found += own
     return found
 
 
-def _segments_of_run(
-    arch: Arch, workload: Workload, run: Phase, bits: int, nests: Nests
-) -> list[Segment] | Infeasible:
+def _segments_of_part(task: Task, part: Phase) -> list[Segment] | Infeasible:
+    """Returns the segments of operations of a phase that tensors connect."""
+    found: list[Segment] = []
+    for run in _joined_runs(task, part):
+        own = _segments_of_run(task, run)
+        if isinstance(own, Infeasible):
+            return own
+        found += own
+    return found
+
+
+def _segments_of_run(task: Task, run: Phase) -> list[Segment] | Infeasible:
     """Returns the segments of operations that may share a loop: one of all of them, unless they move fewer
     words one by one, or none fits; then one or several of each operation.
     """
-    fused = _fused_segment(arch, workload, _einsum_names(run), bits, nests)
+    fused = _fused_segment(task, _einsum_names(run))
     single: list[Segment] = []
     if fused and len(run) == 1:  # an operation alone: a product and its sum
         return [fused]
     for names in run:
-        own = _fused_segment(arch, workload, names, bits, nests)
+        own = _fused_segment(task, names) if len(names) > 1 else None
         if own:
             single.append(own)
             continue
-        for e in _einsums_named(workload, names):
-            nest = nests(_with_capacity(arch, bits), e)
+        for e in task.named(names):
+            nest = task.nests(with_capacity(task.arch, task.bits), e)
             if isinstance(nest, Infeasible):
                 return [fused] if fused else nest
             single.append(Segment((Branch(e.name, nest),)))
-    is_worse = fused and _words_of(arch, workload, [fused]) > _words_of(arch, workload, single)
+    is_worse = fused and _words_of(task, [fused]) > _words_of(task, single)
+    staged = task.stages(task, _einsum_names(run)) if task.stages and fused and not is_worse else None
+    if staged and is_valid(task, staged) and _words_of(task, [staged]) <= _words_of(task, single):
+        return [staged]
     return [fused] if fused and not is_worse else single
 
 
-def _words_of(arch: Arch, workload: Workload, parts: Sequence[Segment]) -> float:
+def _words_of(task: Task, parts: Sequence[Segment]) -> float:
     """Returns the main-memory words of segments, if nothing is retained between them."""
     return sum(
-        sum(moved_words(arch, _of_segment(workload, segment), Schedule((segment,))).values())
+        sum(moved_words(task.arch, _of_segment(task, segment), Schedule((segment,))).values())
         for segment in parts
     )
 
 
-def _of_segment(workload: Workload, segment: Segment) -> Workload:
-    names = {b.einsum for b in segment.branches}
-    return replace(workload, einsums=tuple(e for e in workload.einsums if e.name in names), repeats=())
+def _of_segment(task: Task, segment: Segment) -> Workload:
+    own = task.named(b.einsum for b in segment.branches)
+    return replace(task.workload, einsums=tuple(own), repeats=())
 
 
-def _einsum_names(part: Phase) -> list[str]:
+def _einsum_names(part: Sequence[Operation]) -> list[str]:
     return [name for names in part for name in names]
 
 
-def _joined_runs(arch: Arch, workload: Workload, part: Phase, bits: int) -> list[Phase]:
+def _joined_runs(task: Task, part: Phase) -> list[Phase]:
     """Returns operations in their order, grouped into runs: an operation joins the run before it if they can
     share one loop, or else its products do so without the sum that reads them.
     """
@@ -142,7 +173,7 @@ def _joined_runs(arch: Arch, workload: Workload, part: Phase, bits: int) -> list
 
     def joins(names: Operation) -> bool:
         run = [*_einsum_names(found[-1]), *names] if found else []
-        return any(_best_loop(arch, workload, run, bits, inside) for inside in (False, True)[: bool(run) * 2])
+        return any(_best_loop(task, run, inside) for inside in (False, True)[: bool(run) * 2])
 
     for names in part:
         if joins(names):
@@ -152,30 +183,31 @@ def _joined_runs(arch: Arch, workload: Workload, part: Phase, bits: int) -> list
             found.append([names[-1:]])
         else:
             found.append([names])
-    return list(found)
+    return [tuple(run) for run in found]
 
 
-def _with_capacity(arch: Arch, bits: int) -> Arch:
+def with_capacity(arch: Arch, bits: int) -> Arch:
+    """Returns the machine with so many bits in each instance of the first level below main memory."""
     return replace(
         arch, levels=(arch.levels[0], replace(arch.levels[1], capacity_bits=bits), *arch.levels[2:])
     )
 
 
-def _connected_parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[list[Operation]]:
+def _connected_parts(phase: Phase, by_name: Mapping[str, Einsum]) -> list[Phase]:
     """Returns the operations of a phase in groups that are connected by tensors that they pass on or read in
     step, in order of the workload.
     """
-    found: list[list[Operation]] = []
+    found: list[Phase] = []
+    made = {by_name[name].output.tensor for name in _einsum_names(phase)}
     for names in phase:
-        made = {by_name[name].output.tensor for member in phase for name in member}
         read = {base_tensor(p.tensor, made) for name in names for p in by_name[name].inputs}
         producers = [
             part
             for part in found
             if read & {by_name[name].output.tensor for member in part for name in member}
-            or _loop_ranks([by_name[name] for name in (*_einsum_names(part), *names)])
+            or loop_ranks([by_name[name] for name in (*_einsum_names(part), *names)])
         ]
-        joined = [member for part in producers for member in part] + [names]
+        joined = (*(member for part in producers for member in part), names)
         found = [part for part in found if part not in producers] + [joined]
     return found
 
@@ -200,45 +232,42 @@ class _SharedLoop:
     words: float
 
 
-def _fused_segment(
-    arch: Arch, workload: Workload, names: Sequence[str], bits: int, nests: Nests
-) -> Segment | None:
+def _fused_segment(task: Task, names: Sequence[str]) -> Segment | None:
     """Returns the segment of einsums below one shared loop that moves fewer words: where each einsum reads
     what all PEs of the unrolled loop need from main memory, or where that stands in the level of each of
     them. None: they share no loop, or it does not fit.
     """
-    einsums, found = _einsums_named(workload, names), list[Segment]()
+    einsums, found = task.named(names), list[Segment]()
     for stands_inside in (False, True):
-        shared_loop = _best_loop(arch, workload, names, bits, stands_inside)
-        segment = _segment(arch, workload, einsums, shared_loop, bits, nests) if shared_loop else None
+        shared_loop = _best_loop(task, names, stands_inside)
+        segment = _segment(task, einsums, shared_loop) if shared_loop else None
         if segment is None or (stands_inside and shared_loop and not shared_loop.resident):
             continue
-        subworkload, schedule = _of_segment(workload, segment), Schedule((segment,))
-        if not faults(arch, subworkload, schedule) and not isinstance(
-            graph.evaluate(arch, subworkload, schedule), Infeasible
-        ):
+        if is_valid(task, segment):
             found.append(segment)
-    return min(found, key=lambda one: _words_of(arch, workload, [one]), default=None)
+    return min(found, key=lambda one: _words_of(task, [one]), default=None)
 
 
-def _einsums_named(workload: Workload, names: Sequence[str]) -> list[Einsum]:
-    return [e for e in workload.einsums if e.name in names]
+def is_valid(task: Task, segment: Segment) -> bool:
+    """Whether a segment is a schedule of its einsums that fits."""
+    subworkload, schedule = _of_segment(task, segment), Schedule((segment,))
+    return not faults(task.arch, subworkload, schedule) and not isinstance(
+        graph.evaluate(task.arch, subworkload, schedule), Infeasible
+    )
 
 
-def _best_loop(
-    arch: Arch, workload: Workload, names: Sequence[str], bits: int, stands_inside: bool = False
-) -> _SharedLoop | None:
+def _best_loop(task: Task, names: Sequence[str], stands_inside: bool = False) -> _SharedLoop | None:
     """Returns the loop that einsums can share with the least traffic; None: there is none, or it moves more
     words than the einsums one by one. stands_inside: operands that all PEs need stand in the level.
     """
-    einsums = _einsums_named(workload, names)
-    if len(einsums) < 2 or max(n for e, n in workload.runs() if e.name in names) > 1:
+    if len(names) < 2:
         return None
-    classes = _loop_ranks(einsums)
+    arch, einsums = task.arch, task.named(names)
+    classes = loop_ranks(einsums)
     found = [
         shared_loop
         for rank_of, unrolled_of in product(classes, classes)
-        if (shared_loop := _loop_over(arch, einsums, rank_of, unrolled_of, bits, stands_inside))
+        if (shared_loop := _loop_over(arch, einsums, rank_of, unrolled_of, task.bits, stands_inside))
     ]
     best = min(found, key=lambda one: (one.words, one.unrolled_of != one.rank_of, one.bits), default=None)
     return (
@@ -252,13 +281,14 @@ def _tensor_words(p: Projection, arch: Arch) -> float:
     return p.stored_bits(arch.word_bits) / arch.word_bits
 
 
-def _forwarded(einsums: Sequence[Einsum]) -> list[str]:
+def passed_on_by(einsums: Sequence[Einsum]) -> list[str]:
+    """Returns the tensors that einsums pass to each other."""
     made = {e.output.tensor for e in einsums}
     read = {base_tensor(p.tensor, made) for e in einsums for p in e.inputs}
     return [e.output.tensor for e in einsums if e.output.tensor in read]
 
 
-def _loop_ranks(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
+def loop_ranks(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
     """Returns the possible shared loops, each as {name of an einsum: its rank}: the ranks index the same
     dimensions of forwarded tensors; where these do not connect all einsums, also of those that several read.
     """
@@ -272,7 +302,7 @@ def _loop_ranks(einsums: Sequence[Einsum]) -> list[dict[str, str]]:
 def _ranks_through(
     einsums: Sequence[Einsum], written: Mapping[str, tuple[str, Projection]]
 ) -> list[dict[str, str]]:
-    """Returns `_loop_ranks` through some tensors. written: tensor -> (einsum, its access), with which those
+    """Returns `loop_ranks` through some tensors. written: tensor -> (einsum, its access), with which those
     of all others are compared.
     """
     group = {(e.name, rank): {(e.name, rank)} for e in einsums for rank in e.sizes()}
@@ -319,7 +349,7 @@ def _loop_over(
     )
     if unrolled_of != rank_of and pes < 2:
         return None
-    made = _forwarded(einsums)
+    made = passed_on_by(einsums)
     forwarded = [*made, *_read_in_step(einsums, (rank_of, unrolled_of), made)]
     if any(
         not {rank_of[e.name], unrolled_of[e.name]} <= p.full_ranks()
@@ -452,34 +482,31 @@ def _read_in_step(
     return found
 
 
-def _segment(
-    arch: Arch,
-    workload: Workload,
-    einsums: Sequence[Einsum],
-    shared_loop: _SharedLoop,
-    bits: int,
-    nests: Nests,
-) -> Segment | None:
-    """Returns the segment of einsums below a shared loop, None if a nest does not fit."""
-    outer, retention_level = arch.levels[0].name, arch.levels[1].name
-    names = {e.name for e in einsums}
+def tensors_outside(workload: Workload, einsums: Sequence[Einsum], forwarded: Sequence[str]) -> list[str]:
+    """Returns the tensors of einsums that move from or to main memory: all but those that these einsums pass
+    to each other and none else reads.
+    """
+    names, inside = {e.name for e in einsums}, set(passed_on_by(einsums))
     made = {e.output.tensor for e in workload.einsums}
     read_later = {
         base_tensor(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs
     } | {result for result, _ in workload.loop_state}
-    outer_tensors = dict.fromkeys(
-        t
-        for e in einsums
-        for p in e.tensors()
-        if (t := base_tensor(p.tensor, shared_loop.forwarded)) not in _forwarded(einsums) or t in read_later
-    )
+    tensors = dict.fromkeys(base_tensor(p.tensor, forwarded) for e in einsums for p in e.tensors())
+    return [t for t in tensors if t not in inside or t in read_later]
+
+
+def _segment(task: Task, einsums: Sequence[Einsum], shared_loop: _SharedLoop) -> Segment | None:
+    """Returns the segment of einsums below a shared loop, None if a nest does not fit."""
+    arch, bits = task.arch, task.bits
+    outer, retention_level = arch.levels[0].name, arch.levels[1].name
+    outer_tensors = tensors_outside(task.workload, einsums, shared_loop.forwarded)
     rank, unrolled = (of[einsums[0].name] for of in (shared_loop.rank_of, shared_loop.unrolled_of))
     nodes: list[Loop | Store] = [Store(outer, t) for t in outer_tensors]
     nodes += [Loop(unrolled, shared_loop.pe_extent, shared_loop.dim)] if shared_loop.dim else []
     nodes += [Store(retention_level, t) for t in shared_loop.held_whole]
     nodes += [Loop(rank, shared_loop.tile)] if shared_loop.tile < shared_loop.extent else []
     nodes += [Store(retention_level, t) for t in shared_loop.forwarded]
-    inner_arch = _with_capacity(arch, bits - shared_loop.bits)
+    inner_arch = with_capacity(arch, bits - shared_loop.bits)
     inner_arch = (
         replace(inner_arch, fanouts=tuple(f for f in arch.fanouts if f.outside > 1))
         if shared_loop.dim
@@ -489,7 +516,9 @@ def _segment(
     for e in einsums:
         own = {rank: shared_loop.rank_of[e.name], unrolled: shared_loop.unrolled_of[e.name]}
         part = {own[unrolled]: shared_loop.pe_extent, own[rank]: shared_loop.tile}
-        nest = nests(inner_arch, replace(e, extents=tuple((r, min(n, part.get(r, n))) for r, n in e.extents)))
+        nest = task.nests(
+            inner_arch, replace(e, extents=tuple((r, min(n, part.get(r, n))) for r, n in e.extents))
+        )
         if isinstance(nest, Infeasible) or nest.non_nest_text:
             return None
         resident = [p.tensor for p in e.inputs if (e.name, p.tensor) in shared_loop.resident]
@@ -551,8 +580,8 @@ def residency_problem(
         t
         for segment in schedule.segments
         for b in segment.branches
-        for t in g.readers
-        if b.einsum in g.readers[t] and placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
+        for t in {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].inputs}
+        if placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
     }
     excluded |= {  # an einsum has them in a role that may not stand there
         base_tensor(p.tensor, g.makers)

@@ -10,28 +10,31 @@ more words than the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
 from dse.mapping.nest import Infeasible
+from dse.mapping.nest import Mapping as Nest
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.run import deadline
 from dse.sim.einsum.evaluate import Memory, Solution, Violated
 from dse.sim.schedule.graph import evaluate
-from dse.solve.gogeta import residency_plan
+from dse.solve.gogeta import clusters, emitted, residency_plan
 from dse.solve.gogeta.accesses import AccessList, Phase, one_by_one
-from dse.solve.gogeta.emitted import MovedWords, Nests, moved_words, phases_of, residency_problem, segments
+from dse.solve.gogeta.emitted import MovedWords, Nests, moved_words, residency_problem
 from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.operations import accessed_words as words_of
 from dse.solve.gogeta.residency_plan import ResidencyProblem, RetainedElems
-from dse.solve.gogeta.traffic import CountingRule, counting_rule, optimal_order, pipelines
+from dse.solve.gogeta.traffic import CountingRule, TrafficReport, counting_rule, pipelines, traffic_of
 from hw.arch import Arch
-from workloads.einsum import WorkloadError
+from workloads.einsum import Einsum, WorkloadError
 from workloads.graph import Workload, base_tensor
 
 LEVEL_FRACTIONS = (1, 2, 4, 8, 16)  # segments work in 1 / this of the level
+# workloads of more einsums, whose attempts take tens of seconds each, take fewer of these fractions
+MAX_EINSUMS, FEW_FRACTIONS = 1000, (1, 4)
 # policy that decides which elements are retained
 RetentionPolicy = Callable[[ResidencyProblem], RetainedElems]
 
@@ -44,10 +47,41 @@ class Configuration:
     retention_policy: RetentionPolicy | None  # policy that decides what is retained; None: the linear program
     # (list of accesses, words of buffer) -> main-memory words that the configuration moves for that list
     words_moved: Callable[[AccessList, int], float]
+    staged: bool = False  # whether operations of a phase run at once, each on clusters of its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Unretained:
+    """A schedule that retains nothing."""
+
+    schedule: Schedule
+    words: MovedWords  # main-memory words that it moves
+    problem: ResidencyProblem  # what may be retained
+
+
+@dataclass(slots=True)
+class Emitted:
+    """What configurations of one workload on one machine have in common, under equal other options: what one
+    of them finds the next ones take.
+    """
+
+    # by machine and canonical key: an einsum, and its nest
+    nests: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = field(default_factory=dict)
+    parts: emitted.EmittedParts = field(default_factory=dict)
+    # by phases, bits of the level in which their segments work, and whether operations run as stages
+    schedules: dict[tuple[tuple[emitted.Phase, ...], int, bool], _Unretained | Infeasible] = field(
+        default_factory=dict
+    )
+    report: TrafficReport | None = None  # of the workload on the first on-chip level, edges corrected
+
+    def clear(self) -> None:
+        """Forgets what was found of mappings, but not the report."""
+        for found in (self.nests, self.parts, self.schedules):
+            found.clear()
 
 
 def _configuration(
-    name: str, op_graph: Graph, words: int, word_bits: int, workload: Workload
+    name: str, op_graph: Graph, words: int, word_bits: int, workload: Workload, known: Emitted
 ) -> Configuration:
     """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
     single_ops, policy = one_by_one(op_graph), counting_rule(name).policy
@@ -61,10 +95,15 @@ def _configuration(
             [single_ops], residency_plan.seq_overflow, lambda *arguments: fill_policy(*arguments).words()
         )
     phases = pipelines(op_graph, words, word_bits, name if name == "gogeta-published" else "corrected")
-    if name in ("gogeta", "gogeta-published"):
-        return Configuration([phases], residency_plan.gogeta, lambda *arguments: policy(*arguments).words())
-    order, min_words = optimal_order(workload, words, word_bits)
-    return Configuration([order, phases, single_ops], None, lambda _, __: min_words)
+    if name.startswith("gogeta"):
+        return Configuration(
+            [phases],
+            residency_plan.gogeta,
+            lambda *arguments: policy(*arguments).words(),
+            name == "gogeta-df",
+        )
+    known.report = found = known.report or traffic_of(workload, words, word_bits)
+    return Configuration([found.order, phases, single_ops], None, lambda _, __: found.optimal.cost)
 
 
 CONFIGURATIONS = {
@@ -72,15 +111,24 @@ CONFIGURATIONS = {
     "seq-overflow": "operations one by one; what is made or read is retained until the buffer is full",
     "gogeta": "operations that pipeline share a loop; what is needed latest leaves first (GOGETA)",
     "gogeta-published": "the same with edges classified as printed there",
+    "gogeta-df": "the phases of gogeta, each operation on clusters of its own: tiles pass through links "
+    "(GOGETA-df)",
     "residency": "order, pipelines and shares of the buffer with lowest traffic: retention by a linear "
     "program",
 }
 
 
 def solve_configuration(
-    arch: Arch, workload: Workload, name: str, nests: Nests, objective: str, mappings: tuple[Mappings, ...]
+    arch: Arch,
+    workload: Workload,
+    name: str,
+    nests: Nests,
+    objective: str,
+    mappings: tuple[Mappings, ...],
+    known: Emitted,
 ) -> Solution | Infeasible:
     """Returns the schedule of a configuration, priced. mappings: the space in which its nests are searched.
+    known: of configurations of the same workload, machine, nests and objective; what is found is added.
 
     Raises WorkloadError if the second memory has no capacity, if the machine prices layouts or hops, or if a
     loop of the workload is not unrolled.
@@ -90,7 +138,7 @@ def solve_configuration(
             f"{arch.name}: solver.schedule = {name} needs a bounded memory below main memory; give "
             "its second memory a capacity"
         )
-    if arch.layout_sensitive():
+    if arch.models_layout() or (arch.prices_networks() and name != "gogeta-df"):
         raise WorkloadError(
             f"{arch.name}: solver.schedule = {name} does not count layouts and hops, but this "
             "machine has prices for them; take solver.schedule=unfused"
@@ -102,22 +150,40 @@ def solve_configuration(
         )
     words = arch.levels[1].capacity_bits * arch.instances(1) // arch.word_bits
     op_graph = graph(workload)
-    configuration = _configuration(name, op_graph, words, arch.word_bits, workload)
+    configuration = _configuration(name, op_graph, words, arch.word_bits, workload, known)
+    by_name = {e.name: e for e in workload.einsums}
+    position = {e_name: i for i, e_name in enumerate(by_name)}
+
+    def task_at(bits: int) -> emitted.Task:
+        stages = clusters.stages if configuration.staged else None
+        return emitted.Task(arch, workload, by_name, position, nests, bits, stages)
+
     listed = counting_rule(name).to_access_list(op_graph, configuration.phase_orders[0], arch.word_bits)
     attempts: list[_Attempt] = []
     first_infeasible: Infeasible | None = None
-    for fraction, phase_order in product(LEVEL_FRACTIONS, configuration.phase_orders):
+    fractions = LEVEL_FRACTIONS if len(workload.einsums) <= MAX_EINSUMS else FEW_FRACTIONS
+    for fraction, phase_order in product(fractions, configuration.phase_orders):
         if attempts and deadline.has_passed():
             break
         bits = arch.levels[1].capacity_bits // fraction
-        attempt = _attempt(arch, workload, op_graph, phase_order, bits, nests, configuration.retention_policy)
+        phases = _named(workload, op_graph, phase_order)
+        key = phases, bits, configuration.staged
+        if key not in known.schedules:
+            known.schedules[key] = _unretained(task_at(bits), phases, known.parts)
+        # slices retain nothing where links have a price
+        policy = residency_plan.seq_flex if arch.prices_networks() else configuration.retention_policy
+        attempt = _attempt(known.schedules[key], policy)
         if isinstance(attempt, Infeasible):
             first_infeasible = first_infeasible or attempt
         else:
             attempts.append(attempt)
     if first_infeasible and not attempts:
         return first_infeasible
-    best = min(attempts, key=lambda attempt: attempt.words)
+    # most pipelines first, where operations are to run as stages
+    best = min(
+        attempts,
+        key=lambda attempt: (-sum(one.pipelined for one in attempt.schedule.segments), attempt.words),
+    )
     schedule = Schedule(
         best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name)
     )
@@ -152,21 +218,24 @@ def _space(
     mappings: tuple[Mappings, ...],
 ) -> Space:
     """Returns the space of the schedules that were tried. The certificate claims no optimum in it."""
-    fused = max(len(segment.branches) for attempt in attempts for segment in attempt.schedule.segments)
-    retained = (
-        ()
-        if configuration.retention_policy is residency_plan.seq_flex
-        else tuple(life.tensor for life in best.problem.lives)
+    tried = [segment for attempt in attempts for segment in attempt.schedule.segments]
+    fused = max((len(segment.branches) for segment in tried if not segment.pipelined), default=1)
+    stages = max((len(segment.branches) for segment in tried if segment.pipelined), default=1)
+    # beside stages nothing is retained
+    is_bare = configuration.retention_policy is residency_plan.seq_flex or any(
+        segment.pipelined for segment in best.schedule.segments
     )
+    retained = () if is_bare else tuple(life.tensor for life in best.problem.lives)
     return Space(
         mappings,
         "some" if len(configuration.phase_orders) > 1 else "given",
         fused=fused,
-        shared_loops=int(fused > 1),
-        summed=fused > 1,
+        shared_loops=int(max(fused, stages) > 1),
+        summed=max(fused, stages) > 1,
         levels=(arch.levels[1].name,),
         retained=retained,
         parts=bool(retained),
+        pipelined=stages,
     )
 
 
@@ -214,30 +283,39 @@ class _Attempt:
     proven: bool  # whether `gaps` is the optimum of `problem`
 
 
+def _named(workload: Workload, op_graph: Graph, order: Sequence[Phase]) -> tuple[emitted.Phase, ...]:
+    """Returns an order of phases with each operation as the names of its einsums."""
+    numbers = [[operation for stage in phase.stages for operation in stage] for phase in order]
+    return tuple(emitted.phases_of(workload, op_graph.operations, numbers))
+
+
+def _unretained(
+    task: emitted.Task, phases: Sequence[emitted.Phase], parts: emitted.EmittedParts
+) -> _Unretained | Infeasible:
+    """Returns the schedule of one order of phases that retains nothing. parts: those emitted before."""
+    found = emitted.segments(task, phases, parts)
+    if isinstance(found, Infeasible):
+        return found
+    schedule = Schedule(tuple(found))
+    words = moved_words(task.arch, task.workload, schedule)
+    return _Unretained(schedule, words, residency_problem(task.arch, task.workload, schedule, words))
+
+
 def _attempt(
-    arch: Arch,
-    workload: Workload,
-    op_graph: Graph,
-    phase_order: Sequence[Phase],
-    bits: int,
-    nests: Nests,
-    retention_policy: RetentionPolicy | None,
+    found: _Unretained | Infeasible, retention_policy: RetentionPolicy | None
 ) -> _Attempt | Infeasible:
-    """Returns the schedule of one order of phases. bits: of each instance of the level, for its segments."""
-    numbers = [[operation for stage in phase.stages for operation in stage] for phase in phase_order]
-    phases = phases_of(workload, op_graph.operations, numbers)
-    schedule_segments = segments(arch, workload, phases, bits, nests)
-    if isinstance(schedule_segments, Infeasible):
-        return schedule_segments
-    schedule = Schedule(tuple(schedule_segments))
-    unretained_words = moved_words(arch, workload, schedule)
-    problem = residency_problem(arch, workload, schedule, unretained_words)
+    """Returns the schedule with what the policy (None: the linear program) retains."""
+    if isinstance(found, Infeasible):
+        return found
+    problem = found.problem
+    if any(segment.pipelined for segment in found.schedule.segments):  # nothing is retained beside stages
+        retention_policy = residency_plan.seq_flex
     optimum = residency_plan.minimum(problem) if retention_policy is None else None
     gaps = optimum.retained if optimum else retention_policy(problem) if retention_policy else {}
-    fixed_words = sum(unretained_words.values()) - sum(sum(life.moved_words) for life in problem.lives)
+    fixed_words = sum(found.words.values()) - sum(sum(life.moved_words) for life in problem.lives)
     return _Attempt(
-        schedule,
-        unretained_words,
+        found.schedule,
+        found.words,
         problem,
         gaps,
         fixed_words + residency_plan.moved_words(problem, gaps),

@@ -22,6 +22,8 @@ yes-or-no choice for some segments and tensors.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -149,17 +151,22 @@ def _fill(problem: ResidencyProblem, results_evict: bool) -> RetainedElems:
     the end of the segment, or passes to its heir. results_evict: results evict tensors that are needed later.
     """
     lives = {life.tensor: life for life in problem.lives}
+    number = {t: i for i, t in enumerate(lives)}
     heirs = {(segment, new): old for segment, old, new in problem.heirs}
-    retained = dict.fromkeys(lives, 0)
+    used_in: dict[int, list[Lifetime]] = defaultdict(list)
+    for life in problem.lives:
+        for stop in life.stops:
+            used_in[stop].append(life)
+    retained: dict[str, int] = defaultdict(int)
     gaps: dict[str, list[int]] = {t: [] for t in lives}
     for segment, free in enumerate(problem.free_bits):
+        used_lives = used_in.get(segment, [])
+        users = dict.fromkeys(life.tensor for life in used_lives)
         # next stop of each tensor after this segment; 0: none
-        next_stop = {t: next((stop for stop in life.stops if stop > segment), 0) for t, life in lives.items()}
-        used_lives = [life for life in problem.lives if segment in life.stops]
+        next_stop = {t: _next_stop(lives[t], segment) for t in (*retained, *users)}
         produced_lives = [life for life in used_lives if life.is_produced and segment == life.stops[0]]
         free_bits = free - sum(n * lives[t].bits for t, n in retained.items())
-        users = {life.tensor for life in used_lives}
-        unused = sorted((t for t in lives if t not in users), key=lambda t: -next_stop[t])
+        unused = sorted((t for t in retained if t not in users), key=lambda t: (-next_stop[t], number[t]))
         free_bits += _evict(retained, lives, [*unused, *users], -free_bits)
         for life in used_lives:
             if segment != life.stops[0]:
@@ -183,8 +190,14 @@ def _fill(problem: ResidencyProblem, results_evict: bool) -> RetainedElems:
             more = max(0, min(wanted, free_bits // life.bits))
             retained[life.tensor] += more
             free_bits -= more * life.bits
-        retained = {t: n if next_stop[t] else 0 for t, n in retained.items()}
+        retained = defaultdict(int, {t: n for t, n in retained.items() if n and next_stop[t]})
     return {t: elems for t, elems in gaps.items() if any(elems)}
+
+
+def _next_stop(life: Lifetime, segment: int) -> int:
+    """Returns the next segment after this one that uses a tensor; 0: none."""
+    at = bisect_right(life.stops, segment)
+    return life.stops[at] if at < len(life.stops) else 0
 
 
 def _evict(retained: dict[str, int], lives: Mapping[str, Lifetime], tensors: Sequence[str], bits: int) -> int:

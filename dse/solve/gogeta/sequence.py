@@ -93,12 +93,16 @@ def join_readers(
     """
     min_cost, orders_left = cost_of(best), min(max_orders, MAX_PHASES // max(len(best), 1))
     read = [{p.tensor for p in e.inputs} for e in graph.operations]
-    at = 0
-    while at < len(best):
+
+    def reads_of(phase: Phase) -> set[str]:
+        return set().union(*(read[v] for v in chain(*phase.stages)))
+
+    at, reads = 0, [reads_of(phase) for phase in best]
+    while at < len(best) and orders_left > 0:
         for i in reversed(range(at)):
-            first, last = (frozenset(chain(*phase.stages)) for phase in (best[i], best[at]))
-            shared = set().union(*(read[v] for v in first)) & set().union(*(read[v] for v in last))
-            phase = phase_of(first | last) if shared and orders_left > 0 else None
+            if reads[i].isdisjoint(reads[at]):
+                continue
+            phase = phase_of(frozenset(chain(*best[i].stages, *best[at].stages)))
             if phase is None:
                 continue
             others = [*best[:i], *best[i + 1 : at]]
@@ -109,13 +113,16 @@ def join_readers(
                         [*others, phase, *best[at + 1 :]],
                         [*best[:i], phase, *others[i:], *best[at + 1 :]],
                     )
-                    if all(needs <= set(range(k)) for k, needs in enumerate(_predecessors(graph, order)))
+                    if _is_valid(graph, order)
                 ),
                 None,
             )
             orders_left -= order is not None
             if order and (cost := cost_of(order)) < min_cost:
                 best, min_cost, at = order, cost, at - 1
+                reads = [reads_of(phase) for phase in best]
+                break
+            if orders_left <= 0:
                 break
         at += 1
     return best
@@ -147,7 +154,7 @@ def _move_phases(
 
 def _is_valid(graph: Graph, order: Sequence[Phase]) -> bool:
     """Returns whether each phase comes after all phases from which it reads."""
-    return all(needs <= set(range(k)) for k, needs in enumerate(_predecessors(graph, order)))
+    return all(max(needs, default=-1) < k for k, needs in enumerate(_predecessors(graph, order)))
 
 
 def _moves(predecessors: Sequence[set[int]]) -> Iterator[tuple[int, int]]:

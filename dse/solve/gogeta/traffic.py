@@ -22,6 +22,7 @@ from dse.solve.gogeta.accesses import (
     one_by_one,
     phase_list,
     pipelined_phases,
+    pipelines_within,
 )
 from dse.solve.gogeta.classify import CLASSIFIERS, Edge, unbarred
 from dse.solve.gogeta.operations import SMALL_WORDS, Graph, accessed_words, graph
@@ -133,7 +134,8 @@ def traffic_of(
     """
     op_graph, counting = graph(workload, 3), count or counting_rule(method)
     edges = CLASSIFIERS[method](op_graph)
-    phases = pipelined_phases(op_graph, edges, capacity_words, word_bits, counting.small_words)
+    phases_within = pipelines_within(op_graph, edges, word_bits, counting.small_words)
+    phases = phases_within(capacity_words)
     periods = _period_count(workload)
 
     def listed(order: Sequence[Phase], period_count: int) -> AccessList:
@@ -143,8 +145,12 @@ def traffic_of(
     def unrolled(period_count: int) -> Graph:
         return graph(workload, period_count)
 
-    def optimum_of(order: Sequence[Phase]) -> Optimum:
+    @cache
+    def optimum_in(order: tuple[Phase, ...]) -> Optimum:
         return counting.steady(lambda period_count: listed(order, period_count), periods, capacity_words)
+
+    def optimum_of(order: Sequence[Phase]) -> Optimum:
+        return optimum_in(tuple(order))
 
     def cost(order: Sequence[Phase]) -> float:
         return round(optimum_of(order).cost, 3)
@@ -160,7 +166,7 @@ def traffic_of(
         )
 
     narrower = (
-        pipelined_phases(op_graph, edges, limit, word_bits, counting.small_words)
+        phases_within(limit)
         for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0)
     )
     # starts of the search; pipelines with fewer resident words leave more space for tensors of later phases
@@ -230,12 +236,6 @@ def pipelines(op_graph: Graph, capacity_words: int, word_bits: int, method: str)
     return pipelined_phases(
         op_graph, CLASSIFIERS[method](op_graph), capacity_words, word_bits, counting_rule(method).small_words
     )
-
-
-def optimal_order(workload: Workload, capacity_words: int, word_bits: int) -> tuple[Sequence[Phase], float]:
-    """Returns the phases of `TrafficReport.optimal` in their order, and its words."""
-    found = traffic_of(workload, capacity_words, word_bits)
-    return found.order, found.optimal.cost
 
 
 def _period_count(workload: Workload) -> int:

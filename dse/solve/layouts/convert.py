@@ -41,6 +41,8 @@ from workloads.einsum import Einsum
 
 GAP = 1e-3  # the search of a copy ends at this relative gap to the lower bound
 MAX_BOXES = 4  # maximum of boxes that are priced per choice of storage nodes
+# by `ports` of main memory: its two transfers over those that take turns; none where ports have own rates
+PORT_SHARES: dict[object, int] = {"shared": 2, "separate": 1}
 Box = tuple[int, ...]  # extents, one per dimension
 
 
@@ -71,14 +73,22 @@ class Conversions:
     lower_bounds: dict[tuple[tuple[int, ...], int | None], tuple[float, float]] = field(default_factory=dict)
 
     def lower_bound(self, bits: int | None, shape: tuple[int, ...]) -> tuple[float, float]:
-        """Returns lower bounds (energy, cycles) of any copy of a tensor of a shape. bits: of an element;
-        None: a machine word.
+        """Returns lower bounds (energy, cycles) of any copy of a tensor of a shape: it moves whole lines of
+        main memory. bits: of an element; None: a machine word.
         """
         if (shape, bits) not in self.lower_bounds:
             e = copy_einsum(shape, bits)
+            outer, elem_bits = self.arch.levels[0], bits or self.arch.word_bits
+            line = outer.access.line_bits if outer.access and not outer.bits else 1
+            tensor_bits = prod(shape) * elem_bits
+            line_actions = -(-tensor_bits // line) * line / outer.width_bits
+            more = max(0.0, line_actions - -(-tensor_bits // outer.width_bits))
             self.lower_bounds[shape, bits] = (
-                bounds.energy_pj(e, self.arch),
-                bounds.latency_cycles(e, self.arch),
+                bounds.energy_pj(e, self.arch) + 2 * more * min(outer.read_pj, outer.write_pj),
+                max(
+                    bounds.latency_cycles(e, self.arch),
+                    line_actions / outer.bandwidth * PORT_SHARES.get(outer.ports, 0),
+                ),
             )
         return self.lower_bounds[shape, bits]
 
@@ -180,21 +190,25 @@ class Conversions:
 
 def blocks(layout: Layout) -> list[Box]:
     """Returns the boxes that are contiguous in a layout, smallest first: some of the innermost digits whole,
-    and a divisor of the next digit. The digit after a padded one is not used.
+    and a divisor of the next digit. The digit after a padded one is not used. Of a digit whose indices lie
+    several apart, the indices between are in the box too, so that it is as many contiguous pieces.
 
     >>> blocks(row_major(("A", "B"), (2, 6)))
     [(1, 1), (1, 2), (1, 3), (1, 6), (2, 6)]
+    >>> from dse.layout.text import parse
+    >>> blocks(parse("b2 A B/2", ("A", "B"), (2, 6)))  # 0 2 4 lie side by side, 1 3 5 elsewhere
+    [(1, 1), (1, 6), (2, 6)]
     """
     block = [1] * len(layout.shape)
     found = [tuple(block)]
     for k, digit in _plain_digits(layout):
-        if digit.step != block[k]:
-            break
+        if digit.step * digit.size <= block[k]:
+            continue  # these indices are in the box
         found += [
-            tuple(min(n * part, layout.shape[k]) if i == k else n for i, n in enumerate(block))
+            tuple(min(digit.step * part, layout.shape[k]) if i == k else n for i, n in enumerate(block))
             for part in divisors(digit.size)[1:]
         ]
-        block[k] *= digit.size
+        block[k] = digit.step * digit.size
         if digit.pitch != digit.size:
             break
     return found

@@ -2,8 +2,9 @@
 where they pay, written as a problem for the graph engine (dse/solve/elimination.py).
 
     nodes     per tensor: one for the tensor as its maker writes it, one for each einsum that reads it
-    labels    of a node: a layout, as its number in the tensor's list of layouts. The list has row-major, the
-              second dimension innermost, and the layouts that suit the loops of its maker and readers best
+    labels    of a node: a layout, as its number in the tensor's list of layouts. The list has row-major,
+              channels innermost, channels in blocks of the lanes, and the layouts that suit the loops of its
+              maker and readers best
     factors   per einsum, over the nodes of its tensors: cost of its best mapping in these layouts
               per tensor, over all of its nodes: cost of the copies into other layouts that readers have, one
               copy per layout
@@ -16,10 +17,11 @@ needless.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf
-from typing import get_args
+from math import inf, prod
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -33,6 +35,7 @@ from dse.mapper.exact.layout_aware import (
     in_layouts,
     layout_pricing,
 )
+from dse.mapper.exact.spatial import divisors
 from dse.mapping.conversion import Conversion, copy_einsum, copy_of, reader, with_conversions
 from dse.mapping.nest import Infeasible, Mapping, TensorLayout
 from dse.mapping.schedule import Branch, Schedule, Segment, rename
@@ -49,14 +52,14 @@ from dse.sim.einsum.evaluate import (
     relative_gap,
 )
 from dse.sim.fronts import Objective
-from dse.sim.levels.transfer import dim_names
+from dse.sim.levels.transfer import dim_names, shape_at
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Choice, Table, join, table
 from dse.solve.layouts.convert import Conversions
 from dse.solve.options import LayoutPolicy
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection, canonical_key
-from workloads.graph import Workload, base_tensor, counts
+from workloads.graph import ELEMENTWISE, Workload, base_tensor, counts
 
 MAX_LABELS = 8  # maximum of layouts in a tensor's list
 # up to so many readers of a tensor may each have a layout of their own; more readers share one
@@ -64,12 +67,23 @@ MAX_OWN_LAYOUTS = 3
 LAYOUT_POLICIES: dict[str, str] = {
     "row_major": "row-major between einsums, each solved alone; tensors inside an einsum in their best "
     "layouts",
-    "ol": "ALT-OL: the same, solved as one graph",
-    "wp": "ALT-WP: producers write the layout that MAC einsums read; other operators are row-major",
+    "ol": "ALT-OL: channels innermost (N H W O) between einsums, solved as one graph",
+    "nohw": "the same, row-major (N O H W)",
+    "neocpu": "the same, channels in blocks of as many as an array has PEs in its largest dimension "
+    "(N O/ot H W ot)",
+    "ansor": "layouts as neocpu, but loops are chosen first, where weights and inputs are row-major; these "
+    "are packed for the loops after that",
+    "wp": "ALT-WP: producers write the layout that MAC einsums read; element-wise functions that are fused "
+    "into a product keep N H W O, so that another layout takes a pass over the tensor",
     "fp": "ALT-FP: between products what its maker would choose alone",
     "bp": "ALT-BP: between products what its reader would choose alone",
-    "bf": "the best single layout for all tensors: row-major, or the second dimension innermost",
+    "bf": "the best single layout for all tensors: row-major, or channels innermost",
     "ind": "every product what it would choose alone, conversions between",
+    "alt-published": "ALT by its three constraints: every product what it would choose alone, layouts of "
+    "same-shaped element-wise results as their operand's or reader's, nothing unfolded or padded is passed "
+    "on; conversions elsewhere",
+    "sampled": "ALT's two-stage search: every product in the layouts and loops that it finds within "
+    "solver.layout_joint + solver.layout_loops costs, conversions between",
     "alt": "lowest cost: layouts and conversions of the whole graph, exact over the candidate layouts",
 }
 assert tuple(LAYOUT_POLICIES) == get_args(LayoutPolicy)
@@ -87,6 +101,19 @@ class LayoutAssignment:
     conversions: tuple[Conversion, ...]
     value: float
     lower_bound: float
+
+
+class Rule(NamedTuple):
+    """What a policy leaves to choose."""
+
+    allowed: dict[str, tuple[int, ...]]  # labels that each node may have
+    maker_bound: frozenset[str] = frozenset()  # nodes of readers that must have the label of the maker
+    # tensors whose epilogue keeps the layout with channels innermost: where the maker writes or the readers
+    # want another one, the epilogue reads what the maker wrote and writes what all readers want. It moves
+    # what a copy does
+    unfused: frozenset[str] = frozenset()
+    # whether an einsum's mapping is the best one where its other tensors are row-major
+    loops_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +137,27 @@ class InterfaceTensor:
     maker: Use
     readers: tuple[Use, ...]
     labels: tuple[Layout, ...]
+    channels_last: int  # label of the layout with channels innermost, 0 if a reader has another shape
+    blocked: int  # label of the layout with channels in blocks, as above
+    has_epilogue: bool  # whether a product makes it, with element-wise functions fused into it
+
+    def has_view(self) -> bool:
+        """Whether an einsum reads the tensor in another shape."""
+        return any(use.is_view for use in self.readers)
+
+    def copied(self, rule: Rule, labels: Dict[str, int]) -> list[int]:
+        """The labels of the copies of a choice that keeps a rule. labels: by node."""
+        written, wanted = labels[self.maker.node], {labels[use.node] for use in self.readers}
+        if self.tensor in rule.unfused:
+            return [] if wanted == {written} == {self.channels_last} else sorted(wanted)
+        return sorted(wanted - {written})
+
+    def keeps(self, rule: Rule, labels: Dict[str, int]) -> bool:
+        """Whether a choice keeps a rule. labels: by node."""
+        if self.tensor in rule.unfused:
+            return len({labels[use.node] for use in self.readers}) == 1
+        written = labels[self.maker.node]
+        return all(labels[u.node] == written for u in self.readers if u.node in rule.maker_bound)
 
 
 def interface_tensors(workload: Workload) -> dict[str, frozenset[str]]:
@@ -140,27 +188,35 @@ def assign_layouts(
     """The workload in the layouts that a policy chooses. policy: key of LAYOUT_POLICIES; solved: mappings of
     each unique einsum, by key.
     """
-    problem = Layouts(arch, workload, objective, solved)
-    found = [problem.minimum(rule) for rule in problem.rules(policy)]
-    value, _, choice, tables = min(found, key=lambda minimum: minimum[0])
+    problem = Layouts(arch, workload, objective, solved, keeps_found=policy == "sampled")
+    rules = list(problem.rules(policy))
+    found = [problem.minimum(rule) for rule in rules]
+    (value, _, choice, tables), rule = min(zip(found, rules, strict=True), key=lambda pair: pair[0][0])
     if choice is None:
         return Infeasible("layouts", 1, 0, workload.name, "assignments")
     lower_bounds = (
-        min(minimum[1], problem.lower_bound(rule))
-        for minimum, rule in zip(found, problem.rules(policy), strict=True)
+        min(minimum[1], problem.lower_bound(rule)) for minimum, rule in zip(found, rules, strict=True)
     )
-    return problem.to_assignment(policy, value, min(lower_bounds), choice, tables)
+    return problem.to_assignment(policy, value, min(lower_bounds), choice, tables, rule)
 
 
 # (tensor, label that its maker writes, label of the copy) -> (energy, cycles) of the copy
 Price = Callable[[InterfaceTensor, int, int], tuple[float, float]]
-# (labels that each node may have, nodes of readers that must have the label of the tensor's maker)
-Rule = tuple[dict[str, tuple[int, ...]], frozenset[str]]
+NO_RULE = Rule({})
+# by policy that leaves no choice: labels of all nodes of a tensor, of which the best are taken
+FIXED: dict[str, tuple[Callable[[InterfaceTensor], int], ...]] = {
+    "ol": (lambda one: one.channels_last,),
+    "nohw": (lambda _: 0,),
+    "bf": (lambda _: 0, lambda one: one.channels_last),
+    "neocpu": (lambda one: one.blocked,),
+    "ansor": (lambda one: one.blocked,),
+}
 
 
 class Layouts:
     """The problem of choosing layouts for one workload, at most `max_labels` per tensor. An object serves one
-    solve, since it remembers which copies were solved.
+    solve, since it remembers which copies were solved. keeps_found: products stay in the layouts that they
+    were found in (solver.layout: sampled).
     """
 
     def __init__(
@@ -170,6 +226,7 @@ class Layouts:
         objective: Objective,
         solved: dict[str, PricedMappings],
         max_labels: int = MAX_LABELS,
+        keeps_found: bool = False,
     ) -> None:
         self.arch, self.workload, self.objective, self.solved, self.max_labels = (
             arch,
@@ -191,6 +248,12 @@ class Layouts:
             ]
             for key, found in solved.items()
         }
+        # by key of each product that keeps its layouts: these, at the outermost level
+        self.found_layouts: dict[str, dict[str, Layout]] = {}
+        for key, e in self.firsts.items() if keeps_found else ():
+            if e.kind == "mac":
+                self.found_layouts[key] = self._layouts_found(key, e)
+                self.free_layouts[key] = [self._as_found(key, one) for one in solved[key].mappings]
         self.pricings: dict[int, list[LayoutPricing]] = {}  # memo of `pricings_of`
         # memo of `_mapping_costs`
         self.costs: dict[tuple[str, tuple[Layout | None, ...]], list[tuple[float, float]]] = {}
@@ -208,6 +271,27 @@ class Layouts:
         self.shares_layouts = any(
             len({use.node for use in one.readers}) < len(one.readers) for one in self.interface
         )
+
+    def _layouts_found(self, key: str, e: Einsum) -> dict[str, Layout]:
+        """The layouts of whole tensors in which an einsum's mapping was found, by tensor."""
+        mapping = self.solved[key].costs[0].mapping
+        texts = {one.tensor: one.text for one in mapping.layouts if one.level == self.home}
+        return {
+            p.tensor: parse(texts.get(p.tensor, " ".join(dim_names(p))), dim_names(p), _shape(p))
+            for p in e.tensors()
+        }
+
+    def _as_found(self, key: str, pricing: LayoutPricing) -> dict[TensorAt, Layout]:
+        """The layouts in which a mapping was found, row-major for interface tensors and below the outermost
+        level.
+        """
+        e, arch, interface = self.firsts[key], self.arch, self.interface_names[key]
+        return {
+            (level, tensor): self.found_layouts[key][tensor]
+            if level == self.home and tensor not in interface
+            else row_major(dim_names(link.tensor), shape_at(pricing.nest, link, e, arch))
+            for (level, tensor), link in pricing.links.items()
+        }
 
     def _row_major_layouts(
         self,
@@ -232,6 +316,8 @@ class Layouts:
         """
         made = {e.output.tensor: i for i, e in enumerate(self.workload.einsums)}
         state_results = {name: result for result, name in self.workload.loop_state}
+        channels, with_epilogue = channel_dims(self.workload), {name for _, name in self.workload.stored_as}
+        lanes = max((n for f in self.arch.fanouts for _, n in f.dims), default=1)
         readers: dict[str, list[tuple[int, int]]] = {}
         for i, e in enumerate(self.workload.einsums):
             for x, p in enumerate(e.inputs):
@@ -254,32 +340,29 @@ class Layouts:
             ]
             if reads and e.output.format == "dense":
                 row_major_layout = row_major(_dim_names(len(shape)), shape)
-                second_dim_inner = (
-                    [
-                        parse(
-                            " ".join(
-                                [
-                                    *(n for k, n in enumerate(row_major_layout.names) if k != 1),
-                                    row_major_layout.names[1],
-                                ]
-                            ),
-                            row_major_layout.names,
-                            shape,
+                last = blocked = row_major_layout
+                if not any(use.is_view for use in uses):
+                    last, blocked = (
+                        parse(text, row_major_layout.names, shape)
+                        for text in channel_texts(
+                            row_major_layout.names, shape, channels.get(tensor, ()), lanes
                         )
-                    ]
-                    if len(shape) > 2
-                    else []
-                )
+                    )
                 preferred = [
                     self._preferred_layouts(i, len(e.inputs)),
                     *(self._preferred_layouts(use.einsum, use.position) for use in uses if not use.is_view),
                 ]
                 rows = [ranked[k] for k in range(self.max_labels) for ranked in preferred if k < len(ranked)]
+                first = [row_major_layout, last, *([blocked] if self.max_labels >= MAX_LABELS else [])]
+                labels = tuple(dict.fromkeys([*first, *rows]))[: self.max_labels]
                 yield InterfaceTensor(
                     tensor,
                     Use(i, len(e.inputs), f"{tensor}>", False),
                     tuple(uses),
-                    tuple(dict.fromkeys([row_major_layout, *second_dim_inner, *rows]))[: self.max_labels],
+                    labels,
+                    labels.index(last) if last in labels else 0,
+                    labels.index(blocked) if blocked in labels else 0,
+                    e.kind == "mac" and tensor in with_epilogue,
                 )
 
     def _projection(self, i: int, x: int) -> Projection:
@@ -287,6 +370,8 @@ class Layouts:
 
     def _preferred_layouts(self, i: int, x: int) -> list[Layout]:
         """The layouts of its x-th tensor that are best for the i-th einsum: up to two per mapping."""
+        if self.keys[i] in self.found_layouts:
+            return [self._found_layout(i, x)]
         found: list[Layout] = []
         for pricing in self.solved[self.keys[i]].mappings:
             place = self.home, self.firsts[self.keys[i]].tensors()[x].tensor
@@ -297,9 +382,14 @@ class Layouts:
                 ]
         return list(dict.fromkeys(found))
 
+    def _found_layout(self, i: int, x: int) -> Layout:
+        """The layout in which the x-th tensor of a product was found."""
+        p = self.firsts[self.keys[i]].tensors()[x]
+        layout = self.found_layouts[self.keys[i]][p.tensor]
+        return replace(layout, names=_dim_names(len(layout.shape)))
+
     def rules(self, policy: str) -> Iterator[Rule]:
-        """The rules of a policy, of which the best one is taken: the labels that each node may have, and the
-        nodes that must have the label of the tensor's maker.
+        """The rules of a policy, of which the best one is taken.
 
         A label is the number of a layout in the tensor's list; 0 is row-major, the only one for a view.
         """
@@ -310,24 +400,39 @@ class Layouts:
         }
         is_product = [e.kind == "mac" for e in self.workload.einsums]
         if policy == "alt":
-            yield all_labels, frozenset()
+            yield Rule(all_labels)
             return
-        if policy in ("ol", "bf"):
-            for label in (0, 1) if policy == "bf" else (0,):
-                fixed: dict[str, tuple[int, ...]] = {}
-                for one in self.interface:
-                    max_label = len(one.labels) - 1 if len(one.labels[0].shape) > 2 else 0
-                    for use in (one.maker, *one.readers):
-                        fixed[use.node] = (0 if use.is_view else min(label, max_label),)
-                yield fixed, frozenset()
+        if policy in FIXED:
+            for label_of in FIXED[policy]:
+                yield Rule(
+                    {
+                        use.node: (label_of(one),)
+                        for one in self.interface
+                        for use in (one.maker, *one.readers)
+                    },
+                    loops_first=policy == "ansor",
+                )
             return
-        allowed, maker_bound = dict(all_labels), set[str]()
+        if policy == "alt-published":
+            yield Rule(self._published_labels(is_product))
+            return
+        allowed, maker_bound, unfused = dict(all_labels), set[str](), set[str]()
         for one in self.interface:
             product_reads = [use for use in one.readers if is_product[use.einsum] and not use.is_view]
             if policy == "wp":
-                allowed |= {use.node: (0,) for use in (one.maker, *one.readers) if not is_product[use.einsum]}
-                maker_bound |= {use.node for use in product_reads}
-            elif policy == "ind":
+                fixed = (
+                    (one.maker, *one.readers)
+                    if one.has_view() or not (product_reads or is_product[one.maker.einsum])
+                    else one.readers
+                    if one.has_epilogue and not product_reads
+                    else ()
+                )
+                allowed |= {use.node: (one.channels_last,) for use in fixed}
+                if one.has_epilogue:
+                    unfused |= set() if one.has_view() else {one.tensor}
+                else:
+                    maker_bound |= {use.node for use in one.readers}
+            elif policy in ("ind", "sampled"):
                 allowed |= {
                     use.node: (self.preferred_label(use),)
                     for use in (one.maker, *product_reads)
@@ -338,11 +443,49 @@ class Layouts:
                     one.maker.node: (self.preferred_label(one.maker if policy == "fp" else product_reads[0]),)
                 }
                 maker_bound |= {use.node for use in product_reads}
-        yield allowed, frozenset(maker_bound)
+        yield Rule(allowed, frozenset(maker_bound), frozenset(unfused))
+
+    def _published_labels(self, is_product: Sequence[bool]) -> dict[str, tuple[int, ...]]:
+        """The label of each node by ALT's constraints (sections 4.2 and 6 of its publication), einsum by
+        einsum in the order of the workload.
+
+        A product and its operands have the layouts that are best for it alone. Another einsum writes what
+        the first product that reads its result wants, since it can convert as it writes; else, if it is
+        element-wise, the layout of its first operand of the same shape; else channels innermost. It reads
+        what was written. Layouts that store more elements than the tensor has are not passed on.
+        """
+        found, written = dict[str, tuple[int, ...]](), dict[str, Layout]()
+        for one in self.interface:
+            e = self.workload.einsums[one.maker.einsum]
+            product_reads = [use for use in one.readers if is_product[use.einsum] and not use.is_view]
+            wanted = {use.node: self.preferred_label(use) for use in reversed(product_reads)}
+            label = one.channels_last
+            if is_product[one.maker.einsum]:
+                label = self.preferred_label(one.maker)
+            elif product_reads and not _expands(one.labels[wanted[product_reads[0].node]]):
+                label = wanted[product_reads[0].node]
+            elif e.kind in ELEMENTWISE:
+                operands = [
+                    self.nodes[one.maker.einsum, x][0].tensor
+                    for x in range(len(e.inputs))
+                    if (one.maker.einsum, x) in self.nodes
+                ]
+                of_operands = [
+                    written[t] for t in operands if t in written and written[t].shape == one.labels[0].shape
+                ]
+                if of_operands and of_operands[0] in one.labels and not _expands(of_operands[0]):
+                    label = one.labels.index(of_operands[0])
+            written[one.tensor] = one.labels[label]
+            found[one.maker.node] = (label,)
+            found |= {use.node: (0 if use.is_view else wanted.get(use.node, label),) for use in one.readers}
+        return found
 
     def preferred_label(self, use: Use) -> int:
         """The label of a tensor that is best for one of its einsums, regardless of the others."""
-        einsum_table = self._einsum_table(use.einsum, {})
+        if self.keys[use.einsum] in self.found_layouts:
+            own = self.nodes[use.einsum, use.position][0]
+            return own.labels.index(self._found_layout(use.einsum, use.position))
+        einsum_table = self._einsum_table(use.einsum, Rule({}))
         best = min(
             range(len(einsum_table.labels)),
             key=lambda row: (objective_value(self.objective, *einsum_table.values[row]), row),
@@ -360,18 +503,15 @@ class Layouts:
         copies of tensors of that shape are solved and the choice is made again. A best choice in which all
         copies are solved is the optimum.
         """
-        allowed, maker_bound = rule
-        einsums = einsums or [self._einsum_table(i, allowed) for i in range(len(self.keys))]
+        einsums = einsums or [self._einsum_table(i, rule) for i in range(len(self.keys))]
         while True:
-            tables = [*einsums, *(self._copy_table(one, allowed, maker_bound) for one in self.interface)]
+            tables = [*einsums, *(self._copy_table(one, rule) for one in self.interface)]
             found = join(tables, ranking=self.objective)
             if not found.choices:
                 return inf, found.lower_bound, None, tables
             best = found.choices[0]
             unsolved = {
-                self._shape_key(one)
-                for one in self.interface
-                if len({best.labels[node] for node in _scope(one)}) > 1
+                self._shape_key(one) for one in self.interface if one.copied(rule, best.labels)
             } - self.solved_copies
             if not unsolved:
                 return (
@@ -389,14 +529,12 @@ class Layouts:
         """
         if not self.solved_copies:
             return inf
-        allowed, maker_bound = rule
-        tables = (self._copy_table(one, allowed, maker_bound, self._min_copy_cost) for one in self.interface)
+        tables = (self._copy_table(one, rule, self._min_copy_cost) for one in self.interface)
         return join(
-            [*(self._einsum_table(i, allowed) for i in range(len(self.keys))), *tables],
-            ranking=self.objective,
+            [*(self._einsum_table(i, rule) for i in range(len(self.keys))), *tables], ranking=self.objective
         ).lower_bound
 
-    def _einsum_table(self, i: int, allowed: dict[str, tuple[int, ...]]) -> Table:
+    def _einsum_table(self, i: int, rule: Rule) -> Table:
         """The table of an einsum: for each choice of labels of its nodes, one row with the cost of each
         mapping, in the order of the mappings.
         """
@@ -407,24 +545,27 @@ class Layouts:
         ]
         scope = self.scope(i)
         labels_of = {
-            use.node: allowed.get(use.node, (0,) if use.is_view else tuple(range(len(one.labels))))
+            use.node: rule.allowed.get(use.node, (0,) if use.is_view else tuple(range(len(one.labels))))
             for _, one, use in uses
         }
         table_key = (
             self.keys[i],
             tuple((x, scope.index(use.node), () if use.is_view else one.labels) for x, one, use in uses),
             tuple(labels_of[node] for node in scope),
+            rule.loops_first,
         )
         if table_key not in self.einsum_tables:
             rows = []
             for labels in product(*(labels_of[node] for node in scope)):
                 chosen = dict(zip(scope, labels, strict=True))
-                rows += [
-                    (labels, row)
-                    for row in self._mapping_costs(
-                        i, {x: None if use.is_view else one.labels[chosen[use.node]] for x, one, use in uses}
-                    )
-                ]
+                tensor_layouts = {
+                    x: None if use.is_view else one.labels[chosen[use.node]] for x, one, use in uses
+                }
+                costs = self._mapping_costs(i, tensor_layouts)
+                if rule.loops_first:
+                    number = self._first_loops(i, tensor_layouts)
+                    costs = [row if n == number else (inf, inf) for n, row in enumerate(costs)]
+                rows += [(labels, row) for row in costs]
             self.einsum_tables[table_key] = table(scope, rows)
         return replace(
             self.einsum_tables[table_key],
@@ -445,6 +586,29 @@ class Layouts:
                 for n, one in enumerate(self.solved[key].mappings)
             ]
         return self.costs[key, tensor_layouts]
+
+    def _first_loops(self, i: int, chosen: dict[int, Layout | None]) -> int:
+        """The number of the mapping that costs least where the einsum's other tensors are row-major. chosen:
+        as in `_mapping_costs`.
+        """
+        key = self.keys[i]
+        first = self.firsts[key]
+        layouts = tuple(
+            chosen[x] if x in chosen else row_major(_dim_names(len(p.dims)), _shape(p))
+            for x, p in enumerate(first.tensors())
+        )
+        costs = [
+            objective_value(self.objective, *one.cost(self._placed(one, key, n, first, layouts)))
+            for n, one in enumerate(self.solved[key].mappings)
+        ]
+        return costs.index(min(costs))
+
+    def _placed(
+        self, one: LayoutPricing, key: str, n: int, first: Einsum, layouts: Sequence[Layout | None]
+    ) -> dict[TensorAt, Layout]:
+        """`_all_layouts` of the tensors that the mapping moves."""
+        found = self._all_layouts(key, n, first, layouts)
+        return {place: layout for place, layout in found.items() if place in one.links}
 
     def scope(self, i: int) -> tuple[str, ...]:
         """Nodes of an einsum's shared tensors."""
@@ -523,25 +687,16 @@ class Layouts:
         }
         return self.free_layouts[key][mapping] | chosen
 
-    def _copy_table(
-        self,
-        one: InterfaceTensor,
-        allowed: dict[str, tuple[int, ...]],
-        maker_bound: frozenset[str],
-        price: Price | None = None,
-    ) -> Table:
+    def _copy_table(self, one: InterfaceTensor, rule: Rule, price: Price | None = None) -> Table:
         """The table of a tensor: for each choice of labels of its nodes, the cost of its copies: one into
         each layout that a reader has and the maker does not write.
         """
         scope, rows, occurrences = _scope(one), [], self.occurrences[one.maker.einsum]
-        for labels in product(*(allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
-            maker_label, wanted = labels[0], dict(zip(scope[1:], labels[1:], strict=True))
-            if any(wanted[node] != maker_label for node in wanted if node in maker_bound):
+        for labels in product(*(rule.allowed.get(node, tuple(range(len(one.labels)))) for node in scope)):
+            chosen = dict(zip(scope, labels, strict=True))
+            if not one.keeps(rule, chosen):
                 continue
-            copies = [
-                (price or self._copy_cost)(one, maker_label, to)
-                for to in sorted({*wanted.values()} - {maker_label})
-            ]
+            copies = [(price or self._copy_cost)(one, labels[0], to) for to in one.copied(rule, chosen)]
             rows.append(
                 (
                     labels,
@@ -571,12 +726,18 @@ class Layouts:
         return self.workload.einsums[one.maker.einsum].output.bits
 
     def to_assignment(
-        self, policy: str, value: float, lower_bound: float, choice: Choice, tables: Sequence[Table]
+        self,
+        policy: str,
+        value: float,
+        lower_bound: float,
+        choice: Choice,
+        tables: Sequence[Table],
+        rule: Rule,
     ) -> LayoutAssignment:
         """The workload with conversions as einsums, every einsum in its mapping and layouts, priced by the
         evaluator.
         """
-        with_copies, conversions, nests = self.copies(choice, value)
+        with_copies, conversions, nests = self.copies(choice, value, rule=rule)
         einsums_by_name = {e.name: e for e in with_copies.einsums}
         for i, e in enumerate(self.workload.einsums):
             nests[e.name] = self._nest(i, einsums_by_name[e.name], choice, tables[i])
@@ -599,7 +760,10 @@ class Layouts:
         )
         gap = gap if gap > ROUNDING_GAP else 0.0
         status = (
-            "not exact: more than 3 readers share one layout"
+            f"the best of {sum(one.visited for one in self.solved.values() if not one.lower_bound)} mappings "
+            "drawn with layouts"
+            if self.found_layouts
+            else "not exact: more than 3 readers share one layout"
             if self.shares_layouts
             else "exact over the candidate layouts"
             if lower_bound >= value
@@ -607,7 +771,7 @@ class Layouts:
             "layouts"
         )
         copies = (
-            f", each at most {100 * self._max_copy_gap(choice):.3g} % above the optimum of its space"
+            f", each at most {100 * self._max_copy_gap(choice, rule):.3g} % above the optimum of its space"
             if conversions
             else ""
         )
@@ -637,13 +801,14 @@ class Layouts:
             alone=len(self.workload.einsums) == 1,
         )
 
-    def _max_copy_gap(self, choice: Choice) -> float:
+    def _max_copy_gap(self, choice: Choice, rule: Rule) -> float:
         """The largest optimality gap of the copies of a choice."""
-        maker_labels = [(one, choice.labels[one.maker.node]) for one in self.interface]
         return max(
-            self.conversions.cost(self._bits(one), one.labels[maker_label], one.labels[to]).gap
-            for one, maker_label in maker_labels
-            for to in {choice.labels[use.node] for use in one.readers} - {maker_label}
+            self.conversions.cost(
+                self._bits(one), one.labels[choice.labels[one.maker.node]], one.labels[to]
+            ).gap
+            for one in self.interface
+            for to in one.copied(rule, choice.labels)
         )
 
     def _with_gap(self, one: EinsumCost, lower_bound: float) -> EinsumCost:
@@ -684,12 +849,12 @@ class Layouts:
         )
 
     def copies(
-        self, choice: Choice, value: float, einsums: Sequence[Table] = ()
+        self, choice: Choice, value: float, einsums: Sequence[Table] = (), rule: Rule = NO_RULE
     ) -> tuple[Workload, tuple[Conversion, ...], dict[str, Mapping]]:
         """The workload with the conversions of a choice as einsums, the conversions, and their mappings by
         name.
         """
-        found, nests = list(self._conversions(choice, value, einsums)), dict[str, Mapping]()
+        found, nests = list(self._conversions(choice, value, einsums, rule)), dict[str, Mapping]()
         with_copies = with_conversions(self.workload, [conversion for _, _, conversion in found])
         einsums_by_name = {e.name: e for e in with_copies.einsums}
         for number, (one, to, _) in enumerate(found, 1):
@@ -706,11 +871,11 @@ class Layouts:
         return with_copies, tuple(conversion for _, _, conversion in found), nests
 
     def _conversions(
-        self, choice: Choice, value: float, einsums: Sequence[Table]
+        self, choice: Choice, value: float, einsums: Sequence[Table], rule: Rule
     ) -> Iterator[tuple[InterfaceTensor, Layout, Conversion]]:
         for one in self.interface:
             maker_label = choice.labels[one.maker.node]
-            for to in sorted({choice.labels[use.node] for use in one.readers} - {maker_label}):
+            for to in one.copied(rule, choice.labels):
                 copy = self.conversions.cost(self._bits(one), one.labels[maker_label], one.labels[to])
                 readers = tuple(
                     reader(self.workload.einsums[use.einsum], use.position)
@@ -735,13 +900,61 @@ class Layouts:
         """How much more the best choice without conversions of this tensor costs; inf if there is no such
         choice.
         """
-        all_labels, _ = next(self.rules("alt"))
+        all_labels = next(self.rules("alt")).allowed
         return (
             self.minimum(
-                (all_labels, frozenset(use.node for use in one.readers if not use.is_view)), einsums
+                Rule(all_labels, frozenset(use.node for use in one.readers if not use.is_view)), einsums
             )[0]
             - value
         )
+
+
+def channel_dims(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """By tensor that an einsum makes, the dimensions of its channels: those that a product's weights have as
+    well. Of other einsums, those of the first operand with as many dimensions.
+    """
+    made, found = {e.output.tensor for e in workload.einsums}, dict[str, tuple[int, ...]]()
+    states = {name for _, name in workload.loop_state}
+    for e in workload.einsums:
+        if e.kind == "mac":
+            ranks = {
+                rank
+                for x, p in enumerate(e.inputs)
+                if p.tensor in workload.weights
+                or (x and p.tensor not in states and base_tensor(p.tensor, made) not in made)
+                for rank in p.ranks()
+            }
+            found[e.output.tensor] = tuple(
+                k for k, d in enumerate(e.output.dims) if len(d.terms) == 1 and d.terms[0][0] in ranks
+            )
+        else:
+            operands = (base_tensor(p.tensor, made) for p in e.inputs if len(p.dims) == len(e.output.dims))
+            found[e.output.tensor] = next((found[t] for t in operands if t in found), ())
+    return found
+
+
+def channel_texts(
+    names: Sequence[str], shape: Sequence[int], channels: Sequence[int], lanes: int
+) -> tuple[str, str]:
+    """Texts of the layouts with channels innermost, and with the last of them in blocks of the largest
+    divisor up to `lanes`.
+
+    >>> channel_texts(("N", "O", "H"), (2, 48, 7), (1,), 32)
+    ('N H O', 'N O/24 H o24')
+    """
+    rest = [name for k, name in enumerate(names) if k not in channels]
+    last = " ".join([*rest, *(names[k] for k in channels)])
+    block = max(n for n in divisors(shape[channels[-1]]) if n <= lanes) if channels else 1
+    if not channels or block in (1, shape[channels[-1]]):
+        return last, last if block > 1 else " ".join(names)
+    own = names[channels[-1]]
+    outer = [f"{name}/{block}" if name == own else name for name in names]
+    return last, " ".join([*outer, f"{own.lower()}{block}"])
+
+
+def _expands(layout: Layout) -> bool:
+    """Whether a layout stores more elements than the tensor has."""
+    return layout.stored_elems() > prod(layout.shape)
 
 
 def _scope(one: InterfaceTensor) -> tuple[str, ...]:

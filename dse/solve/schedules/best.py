@@ -21,6 +21,7 @@ from workloads.graph import Workload
 # first of them that has an answer. BESIDE: what certificates call the other solvers.
 WITH_BOUND = "fused", "pipelined", "unfused"
 BESIDE = {
+    "parts": "the fused schedule with shares of more tensors retained",
     "pipelined": "pipelined schedules",
     "residency": "the residency schedule",
     "gogeta": "GOGETA's schedule",

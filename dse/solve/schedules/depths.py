@@ -23,7 +23,7 @@ from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import ROUNDING_GAP
 from dse.solve.schedules.nests import Nest, Place, whole_words
-from dse.solve.schedules.plan import FusedSegment, forwarded_bits
+from dse.solve.schedules.plan import FusedSegment, forwarded_bits, may_forward, may_hold
 from hw.arch import Arch, Level
 from workloads.einsum import Projection
 from workloads.graph import base_tensor
@@ -187,23 +187,39 @@ def _outer_tensors(s: SegmentSearch) -> Iterator[OuterTensor]:
                 uses, s.segment.members.classes
             )
             may_stand = is_kept and (len(uses) == 1 or is_cut_alike) and p.tensor == name
+            smallest = tuple((ranks, 1) for ranks in s.segment.members.classes)
+            may_stand = may_stand and may_hold(s.segment, name, True, smallest)
             yield OuterTensor(name, tuple((j, q) for j, _, q in uses), cut, may_stand, p is e.output)
 
 
 def _place_below(s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str]) -> Place:
-    pairs = zip(s.segment.members.classes, tiles, s.sizes, strict=True)
-    loops = tuple(sorted((ranks[i], tile) for ranks, tile, n in pairs if tile < n))
+    loops = tuple(sorted((ranks[i], tile) for ranks, tile in _loops(s, tiles)))
     return Place(s.segment.level.name, loops, homes, retained=s.segment.retained[i])
 
 
+def _loops(s: SegmentSearch, tiles: Tiles) -> list[tuple[tuple[str, ...], int]]:
+    """Returns the shared loops with these tiles, as (rank in each einsum, tile)."""
+    pairs = zip(s.segment.members.classes, tiles, s.sizes, strict=True)
+    return [(ranks, tile) for ranks, tile, n in pairs if tile < n]
+
+
 def nest_below(
-    s: SegmentSearch, i: int, tiles: Tiles, homes: frozenset[str], free_bits: float, cutoff: float = inf
+    s: SegmentSearch,
+    i: int,
+    tiles: Tiles,
+    homes: frozenset[str],
+    free_bits: float,
+    cutoff: float = inf,
+    is_bound: bool = False,
 ) -> Nest:
     """Returns the nest of an einsum below the shared loops; one without a mapping, and with a lower bound of
     at least `cutoff`, where a short search proves that none costs less. homes: its tensors at the level that
     are not retained. The answer for all bits there are comes first: it mostly fits into fewer.
+
+    is_bound: only the lower bound is asked for, which then holds for smaller tiles, too (`Nests.relaxed`)
     """
     place, nests, e = _place_below(s, i, tiles, homes), s.segment.nests, s.segment.own[i]
+    place = nests.relaxed(e, place) if is_bound else place
     nest = Nest(None, 0, inf)
     for bits in (s.segment.level.capacity_bits or inf, free_bits):
         bound = nests.proven_bound(e, place, bits, cutoff * (1 + ROUNDING_GAP))
@@ -307,7 +323,7 @@ def _bypassing(s: SegmentSearch, t: OuterTensor, tiles: Tiles) -> Standing:
             outer_accesses * a - level_accesses * b
             for a, b in zip(_prices(outer), _prices(s.segment.level), strict=True)
         )
-        saved = (write if t.result else read) - level_accesses * s.leak_pj / s.segment.level.bandwidth
+        saved = (write if t.result else read) - level_accesses * s.leak_pj / s.segment.level.rates()[0]
         kinds = _kinds(s, tiles)
         min_pj += max(saved, 0.0) * sum(_words(s, i, p, one, used=True) * many for one, many in kinds)
     return Standing(min_pj, 0.0, 0, PASSES, range(0))
@@ -366,7 +382,8 @@ def _wait_pj(s: SegmentSearch, i: int) -> float:
         and not s.segment.level.double_buffer
         and s.segment.level.name == arch.levels[1].name
     )
-    all_wait = inside_waits and outer_is_slower and outer.ports == "shared" and not s.segment.retained[i]
+    one_port = outer.ports == "shared" and not arch.with_ports()
+    all_wait = inside_waits and outer_is_slower and one_port and not s.segment.retained[i]
     return arch.leak_mw() / arch.clock_ghz if all_wait else 0.0
 
 
@@ -395,6 +412,8 @@ class Choices:
         deepest = len(cuts) if summed or len(t.users) > 1 else len(cuts) - 1
         found = list[Standing]()
         for depth in reversed(range(deepest if t.may_stand else 0)):
+            if not may_hold(self.s.segment, t.name, True, _loops(self.s, cuts[depth])):
+                continue
             one = _standing(self.s, t, self.tiles, cuts[depth], depth)
             if all(one.pj < other.pj for other in found):  # of equal traffic the deepest takes least
                 found.append(one)
@@ -431,7 +450,7 @@ def leaves(
     forwarded_tile_bits = forwarded_bits(
         s.segment, [_trip_sizes(s, i, tiles) for i in range(len(s.segment.own))]
     )
-    if max(forwarded_tile_bits) > s.segment.free_bits:
+    if max(forwarded_tile_bits) > s.segment.free_bits or not may_forward(s.segment, _loops(s, tiles)):
         return
     looped, seen = [c for c, n in enumerate(s.sizes) if tiles[c] < n], set[object]()
     if tiles not in s.choices:

@@ -26,7 +26,7 @@ such labels.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -35,7 +35,7 @@ from math import inf, prod, sqrt
 from typing import NamedTuple
 
 from dse.mapper.exact.layout_aware import layout_pricing
-from dse.mapping.constraints import Constraints, Factors
+from dse.mapping.constraints import Constraints, Factors, Limit
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
@@ -47,6 +47,7 @@ from dse.sim.einsum.evaluate import (
     Problem,
     ProgressFn,
     Solution,
+    Violated,
     certificate_text,
     gap_in_space_text,
     no_progress,
@@ -54,9 +55,10 @@ from dse.sim.einsum.evaluate import (
     relative_gap,
 )
 from dse.sim.fronts import Objective, undominated
+from dse.sim.schedule.faults import broken_rules
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
-from dse.solve.layouts.layouts import Layouts
+from dse.solve.layouts.layouts import Layouts, Rule
 from dse.solve.schedules.cores import Core, all_cores
 from dse.solve.schedules.fusible_segments import (
     MAX_MEMBERS,
@@ -221,11 +223,13 @@ def fused(
         other objectives the schedule of least energy with several loops stands beside those of one loop.
     """
 
+    limits = {e.name: constraints(e).limits for e in workload.einsums}
+
     def best(goal: Objective, several: bool) -> tuple[list[Solution], float, Graph] | Infeasible:
         chosen = layouts(goal)
         if isinstance(chosen, Infeasible):
             return chosen
-        nests = Nests(arch, goal, factors, constraints, allowed_gap)
+        nests = Nests(arch, goal, factors, constraints, allowed_gap, limits=limits)
         return _best_schedules(graph(arch, workload, goal, nests, chosen, several), objective, progress)
 
     answer = best(objective, several_loops and objective == "energy")
@@ -283,6 +287,7 @@ def _best_schedules(
     if isinstance(graph_factors, Infeasible):
         return graph_factors
     feasible, priced = False, list[Solution]()
+    has_rules = any(g.nests.limits.values())
     for choice in _choices(g, graph_factors.tables):
         feasible, value = True, objective_value(g.objective, choice.energy, choice.latency)
         workload, copies, nests = (
@@ -290,17 +295,18 @@ def _best_schedules(
         )
         full_schedule = with_copies(schedule_of(g, graph_factors, choice), g.workload, workload, nests)
         solved = evaluate(g.arch, workload, full_schedule, objective, reuse=True)
+        if has_rules and (lines := broken_rules(g.arch, workload, full_schedule, g.nests.rules)[0]):
+            raise Violated(f"{workload.name} on {g.arch.name}: {lines[0]}, in\n{full_schedule}")
         if isinstance(solved, Solution):
             priced.append(
                 replace(solved, schedule=full_schedule, conversions=copies) if g.layouts else solved
             )
         if not copies:
             break
-    return (
-        (priced, 0.0 if g.is_cut else join(graph_factors.lower_bounds).lower_bound, g)
-        if feasible
-        else Infeasible("the schedule", 1, 0, g.workload.name, "schedules")
-    )
+    if not feasible:
+        why = (g.nests.why_none(e) for e in g.workload.einsums)
+        return next(filter(None, why), Infeasible("the schedule", 1, 0, g.workload.name, "schedules"))
+    return priced, 0.0 if g.is_cut else join(graph_factors.lower_bounds).lower_bound, g
 
 
 def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
@@ -308,11 +314,11 @@ def _choices(g: Graph, tables: Sequence[Table]) -> Iterator[Choice]:
     if not g.layouts:
         yield from join(tables, ranking=g.objective).choices[:1]
         return
-    all_labels = next(g.layouts.rules("alt"))[0]
+    all_labels = next(g.layouts.rules("alt")).allowed
     reader_nodes = frozenset(use.node for one in g.layouts.interface for use in one.readers)
     # nodes that must have the label of the tensor's maker: none, or all of them (no copies)
     for like_maker in (frozenset[str](), reader_nodes):
-        _, _, choice, _ = g.layouts.minimum((all_labels, like_maker), tables)
+        _, _, choice, _ = g.layouts.minimum(Rule(all_labels, like_maker), tables)
         if choice:
             yield choice
 
@@ -408,6 +414,7 @@ def space(g: Graph) -> Space:
         shared_reads=g.several_loops,
         depths=g.several_loops,
         uneven=g.several_loops,
+        padded=True,
         held=MAX_HELD,
         levels=tuple(level.name for level in levels),
         split=g.array.name if g.array else "",
@@ -505,7 +512,8 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
                 )
             ]
         if not rows and not boundaries:
-            return Infeasible("the schedule", 1, 0, g.workload.einsums[i].name, "mappings")
+            e = g.workload.einsums[i]
+            return g.nests.why_none(e) or Infeasible("the schedule", 1, 0, e.name, "mappings")
         left, right = (segments_by_boundary.get(j, [None]) for j in (i - 1, i))
         boundary_labels = [
             tuple(at for j, at in zip((i - 1, i), pair, strict=True) if j in boundaries)
@@ -592,6 +600,14 @@ def _reservation(
     return Reserved(level_index, free_bits) if free_bits >= 0 and is_one_level else None
 
 
+def may_retain(g: Graph, e: Einsum, tensors: Collection[str], v: int) -> bool:
+    """True if level v of `g.levels` may keep tensors of an einsum whole, by its roles and by rules."""
+    return all(
+        role(e, t) in g.levels[v].may_keep and g.nests.may_hold(e, t, g.levels[v], at_outer=False)
+        for t in tensors
+    )
+
+
 def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> list[Row]:
     """Returns the rows of an einsum alone in its segment, the one with all tensors row-major first; empty if
     the einsum does not fit.
@@ -609,7 +625,7 @@ def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange])
         return
     v, free_bits = reservation
     place = Place(g.levels[v].name, retained=_retained(g, e, labels, v)) if v >= 0 else Place()
-    if any(role(e, t) not in g.levels[v].may_keep for t in place.retained):
+    if not may_retain(g, e, place.retained, v):
         return
     if place.level and deadline.has_passed():
         g.is_cut = True
@@ -735,9 +751,7 @@ def _plans(
         if reservation.level_index not in (-1, v) or not _may_forward(einsums, m, level):
             continue
         retained = [_retained(g, e, labels, v) for e in einsums]
-        if any(
-            role(e, t) not in level.may_keep for e, has in zip(einsums, retained, strict=True) for t in has
-        ):
+        if not all(may_retain(g, e, own, v) for e, own in zip(einsums, retained, strict=True)):
             continue
         free = min(reservation.free_bits, level.capacity_bits or inf)
         s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
@@ -752,9 +766,14 @@ def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tup
 
     cutoff: plans that cost more are left out
     """
+    dims = dict(array.dims)
     for split in splits(g.workload, m, array):
+        if not all(_may_split(g, m, j, split, dims) for j in range(len(split.einsums))):
+            continue
         if split.cores not in g.cores:
-            g.cores[split.cores] = Core(g.nests.on(one_core(g.arch, split.cores)))
+            nests = g.nests.on(one_core(g.arch, split.cores))
+            nests.limits = {name: _of_core(own, split.cores, dims) for name, own in g.nests.limits.items()}
+            g.cores[split.cores] = Core(nests)
         core = g.cores[split.cores]
         # what adds up over cores, in the unit of `Nest.lower_bound`
         times = {"energy": split.cores, "latency": 1, "edp": sqrt(split.cores)}[g.objective]
@@ -771,6 +790,33 @@ def on_cores(g: Graph, m: Members, array: Fanout, cutoff: float) -> Iterator[tup
                     ),
                     partial(_split_segment, s, option.plan, split, g.arch.levels[0].name),
                 )
+
+
+def _may_split(g: Graph, m: Members, j: int, split: Split, dims: Collection[str]) -> bool:
+    """True if the loops of a split keep the rules over the array of cores (its `dims`), for an einsum of a
+    segment.
+    """
+    e, trips = g.workload.einsums[m.first + j], dict[tuple[str, str], int]()
+    left = e.sizes()
+    for axis, tile, dim in split.loops:
+        trips[dim, axis[j]] = -(-left[axis[j]] // tile)
+        left[axis[j]] = tile
+    return all(
+        one.allows(trips.get((one.at, one.name), 1))
+        for one in g.nests.limits.get(e.name, ())
+        if one.kind == "spatial" and one.at in dims
+    )
+
+
+def _of_core(limits: Sequence[Limit], cores: int, dims: Collection[str]) -> tuple[Limit, ...]:
+    """Returns the limits of the part of an einsum that one of so many cores has. dims: of the array of cores,
+    over which `_may_split` keeps them
+    """
+    return tuple(
+        replace(one, least=-(-one.least // cores)) if one.kind == "pes" else one
+        for one in limits
+        if one.at not in dims
+    )
 
 
 def _split_segment(s: FusedSegment, plan: Plan, split: Split, outer: str) -> Segment:

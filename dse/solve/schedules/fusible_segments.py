@@ -105,7 +105,8 @@ def fusing_schedules(arch: Arch, workload: Workload) -> Iterator[FusingSchedule]
     is_split = array and any(any(splits(workload, pair, array)) for pair in pairs)
     if fusing_levels(arch) or is_split:
         yield "fused"
-    if arch.narrows_or_widens():  # the other solvers count elements of one width
+    # the other solvers count elements of one width, at ports that serve all
+    if arch.narrows_or_widens() or arch.with_ports():
         return
     if has_nodes(arch) and not arch.models_layout():
         yield "pipelined"
@@ -163,12 +164,10 @@ def runs(workload: Workload, max_einsums: int) -> Iterator[Run]:
             )
 
 
-def segments(workload: Workload, padded: bool = False) -> list[Members]:
+def segments(workload: Workload) -> list[Members]:
     """Returns all runs of einsums that can share a loop, and whose first einsum makes a forwarded tensor and
-    whose last one reads one: any other einsum at an end would gain nothing.
-
-    padded: a reader's windows may reach into padding around a forwarded tensor, in dimensions that the loop
-        does not cut.
+    whose last one reads one: any other einsum at an end would gain nothing. A reader's windows may reach into
+    padding around a forwarded tensor, in dimensions that the loop does not cut.
     """
     makers, found = {e.output.tensor: i for i, e in enumerate(workload.einsums)}, []
     for first, last, forwarded, spilled in runs(workload, MAX_MEMBERS):
@@ -176,7 +175,7 @@ def segments(workload: Workload, padded: bool = False) -> list[Members]:
         forwards_ends = einsums[0].output.tensor in forwarded and any(
             base_tensor(p.tensor, makers) in forwarded for p in einsums[-1].inputs
         )
-        if forwards_ends and (axes := tuple(_axes(einsums, forwarded, makers, padded))):
+        if forwards_ends and (axes := tuple(_axes(einsums, forwarded, makers))):
             found.append(Members(first, last, forwarded, spilled, axes))
     return found
 
@@ -201,7 +200,7 @@ def joined_segments(workload: Workload) -> list[Members]:
 
 
 def _axes(
-    einsums: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int], padded: bool
+    einsums: Sequence[Einsum], forwarded: Sequence[str], makers: Mapping[str, int]
 ) -> Iterator[tuple[str, ...]]:
     """Yields the loops that members can share, one rank per member. The loop cuts each forwarded tensor in
     the same dimension in its maker and its readers, so that a tile is complete when it is read.
@@ -209,7 +208,7 @@ def _axes(
     users = {
         t: [p for e in einsums for p in e.tensors() if base_tensor(p.tensor, makers) == t] for t in forwarded
     }
-    if all(p.tensor == t and reads_as_written(p, users[t][0], padded) for t in forwarded for p in users[t]):
+    if all(p.tensor == t and reads_as_written(p, users[t][0]) for t in forwarded for p in users[t]):
         yield from _extended(einsums, frozenset(forwarded), (), {})
 
 

@@ -17,7 +17,7 @@ from math import inf, sqrt
 
 from dse.mapper.exact.optimal import names_some_dims, optimal
 from dse.mapper.exact.search import search, search_below, supports
-from dse.mapping.constraints import Constraints, Factors
+from dse.mapping.constraints import Constraints, Factors, Limit
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import rename
 from dse.mapping.trips import trips_below
@@ -27,6 +27,7 @@ from dse.sim.einsum import bounds
 from dse.sim.einsum.boundary import ALONE, Boundary
 from dse.sim.einsum.cost import node_bits
 from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, einsum_cost, objective_value
+from dse.sim.einsum.limits import broken, tile_bits
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key, compulsory_elems
 
@@ -48,6 +49,7 @@ class Place:
     held_whole: frozenset[str] = frozenset()  # tensors held whole, loaded once for all trips
     retained: frozenset[str] = frozenset()  # tensors held whole from their maker to their last reader
     spilled: frozenset[str] = frozenset()  # forwarded tensors that the outermost level gets too
+    relaxed: bool = False  # only those limits of rules hold that bounds may take (`Nests.relaxed`)
 
     def homes(self) -> frozenset[str]:
         """Returns all tensors that have their home at the level: forwarded, held or retained."""
@@ -93,6 +95,9 @@ class Nests:
     # of a machine with layouts: the same machine as if layouts cost nothing, for lower bounds
     without_layouts: Nests | None = None
     returning: dict[str, Nests] = field(default_factory=dict)  # memo of `of_returning_sums`, by level
+    # by einsum of the workload: its limits of rules, which hold for it together with its shared loops
+    # (`limits.broken_below`)
+    limits: dict[str, tuple[Limit, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Removes row activations from the prices: below a shared loop a row may stay open from trip to trip,
@@ -101,7 +106,7 @@ class Nests:
         if self.arch.models_layout():
             self.without_layouts = Nests(
                 self.arch.ideal(), self.objective, self.factors, self.constraints, self.allowed_gap
-            )
+            )  # there are no rules on machines with layouts
             levels = tuple(
                 replace(level, access=replace(level.access, row_pj=0.0, row_cycles=0.0))
                 if level.access
@@ -123,7 +128,81 @@ class Nests:
 
     def on(self, arch: Arch) -> Nests:
         """Returns answers of the same mapper for another machine."""
-        return Nests(arch, self.objective, self.factors, self.constraints, self.allowed_gap)
+        return Nests(
+            arch, self.objective, self.factors, self.constraints, self.allowed_gap, limits=self.limits
+        )
+
+    def limits_key(self, e: Einsum, limits: Sequence[Limit] | None = None) -> tuple[object, ...]:
+        """Returns limits of an einsum, or of a part of it, without names. None: all that it has."""
+        tensors, ranks = [p.tensor for p in e.tensors()], e.ranks()
+        return tuple(
+            (one.kind, one.at, names.index(one.name) if one.name in names else -1, one.least, one.most)
+            for one in (self.limits.get(e.name, ()) if limits is None else limits)
+            for names in [ranks if one.kind in ("spatial", "temporal") else tensors]
+        )
+
+    def may_hold(
+        self, e: Einsum, tensor: str, level: Level, at_outer: bool, loops: Collection[tuple[str, int]] = ()
+    ) -> bool:
+        """True if rules let a tensor of an einsum stand at a level below shared loops (rank, tile), and at no
+        level further out but the outermost one. at_outer: it stands there, too.
+        """
+        order, store = self.arch.level_index(), Store(level.name, tensor)
+        own = [one for one in self.limits.get(e.name, ()) if one.name == tensor]
+        for one in own:
+            if one.kind == "bypass" and one.at == level.name:
+                return False
+            if one.kind == "keep" and order[one.at] < order[level.name] and (order[one.at] or not at_outer):
+                return False
+            if one.kind == "tile" and one.at == level.name:
+                nest = Mapping((*(Loop(rank, tile) for rank, tile in loops), store))
+                if tile_bits(nest, e, self.arch, one.at, tensor) > one.most:
+                    return False
+        return True
+
+    def _limits(self, e: Einsum, place: Place) -> tuple[Limit, ...]:
+        """Returns the limits of the nest of an einsum at a place. Shared loops are trips of the outermost
+        level, which leave fewer to the nest; where tensors stand that others bring in, and in which tiles, is
+        limited there (`may_hold`).
+        """
+        own, sizes, found = self.limits.get(e.name, ()), e.sizes(), list[Limit]()
+        shared = {rank: -(-sizes[rank] // tile) for rank, tile in place.loops}
+        homes, order = place.homes(), self.arch.level_index()
+        for one in own:
+            if place.relaxed and self._moves(one):
+                continue
+            if one.kind in ("keep", "tile") and one.name in homes and order[one.at] <= order[place.level]:
+                continue
+            if one.kind == "temporal" and one.at == self.arch.levels[0].name:
+                n = shared.get(one.name, 1)
+                one = replace(one, least=-(-one.least // n), most=one.most // n)
+            found.append(one)
+        return tuple(found)
+
+    def _moves(self, limit: Limit) -> bool:
+        """True if a nest may keep a limit below shared loops and break it if it begins with these loops
+        itself: one of trips at the outermost level, where shared loops are, or at those where einsums share
+        tensors, which the loops may then cut.
+        """
+        outside = min((f.outside for f in self.arch.fanouts), default=len(self.arch.levels))
+        return limit.kind == "temporal" and self.arch.level_index()[limit.at] < outside
+
+    def relaxed(self, e: Einsum, place: Place) -> Place:
+        """Returns the place with those limits alone that bounds may take, of nests in any tiles."""
+        return replace(place, relaxed=any(map(self._moves, self.limits.get(e.name, ()))))
+
+    def rules(self, e: Einsum, _: Arch) -> Constraints:
+        """Returns the limits of an einsum, as constraints."""
+        return Constraints(limits=self.limits.get(e.name, ()))
+
+    def why_none(self, e: Einsum) -> Infeasible | None:
+        """Returns why rules leave no nest of an einsum alone; None: they leave one, or there are none."""
+        if not self.limits.get(e.name):
+            return None
+        place = Place()
+        constraints = self._constraints(e, place, self._limits(e, place))
+        found = optimal(self._problem(e, place, self.arch), self.factors, constraints)
+        return found if isinstance(found, Infeasible) else None
 
     def cached_bound(self, e: Einsum, place: Place, free_bits: float) -> float:
         """Returns the highest lower bound among answers for at least as many free bits. It holds for fewer
@@ -145,7 +224,7 @@ class Nests:
         v = next((v for v, level in enumerate(self.arch.levels) if level.name == place.level), 0)
         (trip, trip_count), *other_trips = trips_below(e, place.loops)
         others = self._others(e, place, other_trips)
-        constraints = self._constraints(trip, place)
+        constraints = self._constraints(trip, place, self._limits(e, place))
         tried, succeeded = self.proofs.get(canonical_key(e), (0, 0))
         hopeless = tried >= MIN_PROOFS and succeeded * MIN_PROOFS < tried
         if cutoff <= others or hopeless or names_some_dims(constraints, self.arch):
@@ -176,6 +255,8 @@ class Nests:
                 place.level,
                 tuple((e.ranks().index(rank), tile) for rank, tile in place.loops),
                 *names,
+                place.relaxed,
+                self.limits_key(e),
             )
         return self.keys[e, place]
 
@@ -230,9 +311,9 @@ class Nests:
             0,
         )
         (trip, trip_count), *other_trips = trips_below(e, place.loops)
-        lower_bound, others, searched_bits = 0.0, 0.0, free_bits
+        lower_bound, others, searched_bits, limits = 0.0, 0.0, free_bits, self._limits(e, place)
         for attempt in range(TRIES):
-            found = self._search(trip, place, level_index, searched_bits)
+            found = self._search(trip, place, level_index, searched_bits, limits)
             if not isinstance(found, EinsumCost):
                 # unit nodes: the search ran out of its budget, so a nest may exist
                 return Nest(None, 0, lower_bound if attempt or found.unit == "nodes" else inf)
@@ -249,6 +330,14 @@ class Nests:
                     if not (isinstance(n, Store) and n.tensor in place.homes() and n.level == place.level)
                 ),
             )
+            at_home = (Store(place.level, t) for t in sorted(place.homes()))
+            if limits and broken(
+                Constraints(limits=limits),
+                replace(trimmed, nodes=(*at_home, *trimmed.nodes)),
+                trip,
+                self.arch,
+            ):  # a local search moved a loop above a tensor that others bring in
+                return Nest(None, 0, lower_bound)
             bits_by_level = own_bits(e, self.arch, place, trimmed)
             if bits_by_level.get(place.level, 0) <= free_bits and all(
                 level.capacity_bits is None or bits_by_level.get(level.name, 0) <= level.capacity_bits
@@ -259,12 +348,15 @@ class Nests:
             searched_bits *= min(free_bits / max(bits_by_level.get(place.level, 0), 1), 0.9)
         return Nest(None, 0, lower_bound)
 
-    def _search(self, e: Einsum, place: Place, v: int, free_bits: float) -> EinsumCost | Infeasible:
+    def _search(
+        self, e: Einsum, place: Place, v: int, free_bits: float, limits: tuple[Limit, ...]
+    ) -> EinsumCost | Infeasible:
         """Returns the mapper's answer for one trip. v: number of the level that has `free_bits` left."""
         problem = self._problem(e, place, self.arch)
         names = [p.tensor for p in (e.output, *e.inputs)]
         homes = tuple(names.index(t) for t in names if t in place.homes())
-        key = canonical_key(e), homes, problem.boundary is ALONE, v if place.level else 0, free_bits
+        at = v if place.level else 0
+        key = canonical_key(e), homes, problem.boundary is ALONE, at, free_bits, self.limits_key(e, limits)
         if key in self.found:
             solved_einsum, found = self.found[key]
             if isinstance(found, Infeasible) or solved_einsum is e:
@@ -272,7 +364,8 @@ class Nests:
             return replace(found, mapping=rename(found.mapping, solved_einsum, e))
         self.searches += 1
         problem = self._problem(e, place, self._with_capacity(place, v, free_bits))
-        answer = optimal(problem, self.factors, self._constraints(e, place), allowed_gap=self.allowed_gap)
+        constraints = self._constraints(e, place, limits)
+        answer = optimal(problem, self.factors, constraints, allowed_gap=self.allowed_gap)
         found = answer if isinstance(answer, Infeasible) else answer[0]
         self.found[key] = e, found
         return found
@@ -292,8 +385,9 @@ class Nests:
     def _problem(self, e: Einsum, place: Place, arch: Arch) -> Problem:
         return Problem(arch, e, self.objective, IN_SEGMENT if place.homes() or place.loops else ALONE)
 
-    def _constraints(self, e: Einsum, place: Place) -> Constraints:
-        return replace(self.constraints(e), homes=tuple(sorted((t, place.level) for t in place.homes())))
+    def _constraints(self, e: Einsum, place: Place, limits: tuple[Limit, ...]) -> Constraints:
+        homes = tuple(sorted((t, place.level) for t in place.homes()))
+        return replace(self.constraints(e), homes=homes, limits=limits)
 
     def _additive_value(self, found: EinsumCost, divisor: float = 1.0) -> float:
         value = objective_value(self.objective, found.energy_pj, found.latency_cycles) / divisor
@@ -315,7 +409,7 @@ class Nests:
         return self.padding_extra[key]
 
     def _searched_trip_bound(self, trip: Einsum, place: Place) -> float:
-        constraints = self._constraints(trip, place)
+        constraints = self._constraints(trip, place, ())  # a nest that keeps rules is cut by padding here
         if not supports(trip, self.factors) or names_some_dims(constraints, self.arch):
             return 0.0
         self.searches += 1
@@ -444,12 +538,10 @@ class Nests:
         capacity = level.capacity_bits or inf
         all_tensor_bits = 2 * sum(p.stored_bits(self.arch.word_bits) for p in e.tensors())
         if enlarged and capacity < all_tensor_bits:
-            return self.best(e, Place(place.level, retained=place.retained), all_tensor_bits).lower_bound
-        return self.best(
-            e,
-            Place(place.level, retained=place.retained) if place.retained else Place(),
-            capacity if place.retained else inf,
-        ).lower_bound
+            alone = self.relaxed(e, Place(place.level, retained=place.retained))
+            return self.best(e, alone, all_tensor_bits).lower_bound
+        alone = self.relaxed(e, Place(place.level, retained=place.retained) if place.retained else Place())
+        return self.best(e, alone, capacity if place.retained else inf).lower_bound
 
     def _refetch_cost(self, p: Projection, trip: Einsum, trip_count: int, level: Level) -> float:
         """Returns a lower bound on what it costs more to load an input in every trip than to load it once,
@@ -459,6 +551,7 @@ class Nests:
             self.objective != "energy"
             or self.arch.levels[0].bypass
             or role(trip, p.tensor) not in level.may_keep
+            or not self.may_hold(trip, p.tensor, level, at_outer=True)
         ):
             return 0.0
         outer = self.arch.levels[0]
@@ -466,9 +559,10 @@ class Nests:
         words = bounds.words(p, trip, self.arch.word_bits)
         outer_accesses, level_accesses = accesses_per_elem(outer, bits), accesses_per_elem(level, bits)
         leak = (1 if self.arch.overlap == "free" else 2) * self.arch.leak_mw() / self.arch.clock_ghz
-        saved_pj = outer_accesses * outer.read_pj - level_accesses * (level.read_pj + leak / level.bandwidth)
-        load_pj = outer_accesses * (outer.read_pj + leak / outer.bandwidth) + level_accesses * (
-            level.write_pj + leak / level.bandwidth
+        outer_rate, rate = outer.rates()[0], level.rates()[0]
+        saved_pj = outer_accesses * outer.read_pj - level_accesses * (level.read_pj + leak / rate)
+        load_pj = outer_accesses * (outer.read_pj + leak / outer_rate) + level_accesses * (
+            level.write_pj + leak / rate
         )
         return (
             words * trip_count * max(saved_pj, 0.0)
@@ -488,7 +582,7 @@ class Nests:
             words * accesses_per_elem(outer, bits),
             words * accesses_per_elem(level, bits),
         )
-        cycles = (outer_accesses / outer.bandwidth + level_accesses / level.bandwidth) * (
+        cycles = (outer_accesses / outer.rates()[0] + level_accesses / level.rates()[0]) * (
             1 if self.arch.overlap == "free" else 2
         )
         pj = (

@@ -7,9 +7,11 @@ Pipelines).
 3. Regions of a choice are placed side by side, and the evaluator prices the segment.
 4. The best chain of segments and einsums alone is chosen (`segments.best_chain`).
 
-KAPLA's published solver always runs as well. Where the unfused answer costs less than all that, its nests are
-also put between segments. The best of all is returned, so it is no dearer than KAPLA's or the unfused answer.
-Tests compare small workloads with an enumeration of the whole space (`tests/enumerated_pipelines.py`).
+Where all weights fit on the nodes, the best schedule of pinned weights is a candidate too, each weight loaded
+once by its stage (`hold`). KAPLA's published solver always runs as well. Where the unfused answer costs less
+than all that, its nests are also put between segments. The best of all is returned, so it is no dearer than
+KAPLA's or the unfused answer. Tests compare small workloads with an enumeration of the whole space
+(`tests/enumerated_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dse.mapping.nest import Infeasible, Loop
-from dse.mapping.schedule import Branch, Region, Segment, sequential
+from dse.mapping.nest import Infeasible, Loop, Store
+from dse.mapping.schedule import Branch, Region, Schedule, Segment, sequential
 from dse.mapping.searched import Space, mappings_of, tile_counts, windowed_ranks
 from dse.run import deadline
 from dse.sim.einsum.evaluate import (
@@ -38,7 +40,8 @@ from dse.sim.einsum.evaluate import (
     relative_gap,
 )
 from dse.sim.fronts import Objective
-from dse.sim.schedule.graph import among_schedules, any_schedule
+from dse.sim.schedule.faults import faults
+from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
 from dse.solve.kapla.published import MAX_EINSUMS, options
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
@@ -126,7 +129,7 @@ FEW_NODES, MAX_SMALL_OPS = 16, 2**16
 # tiles of an einsum alone that are searched; of those, with the same ranks cut
 TILES_ALONE, TILES_PER_RANK_SET = 16, 4
 # schedules that the search itself may miss, as certificates call them
-OF_KAPLA, UNFUSED = "KAPLA's schedules", "unfused mappings"
+OF_KAPLA, UNFUSED, HELD = "KAPLA's schedules", "unfused mappings", "held weights"
 Unfused = Callable[[float], Solution | None]
 
 
@@ -154,16 +157,23 @@ def pipelined(
     check(arch, "pipelined")
     nodes = Nodes(arch, rules=rules_of(arch, workload.einsums, constraints))
     search = partial(PipelineSearch, arch, workload, objective, weights, nodes)
-    found, limited = _pipelined(search(), spatial, temporal, unfused), search(interval_limit, latency_limit)
-    if isinstance(found, Infeasible) or keeps_limits(limited, found):
-        return found
-    return _pipelined(limited, spatial, temporal, unfused)
+
+    def within(g: PipelineSearch) -> Solution | Infeasible:
+        held = _held(g, spatial, temporal) if weights == "streamed" else None
+        return _pipelined(g, spatial, temporal, unfused, held)
+
+    found, limited = within(search()), search(interval_limit, latency_limit)
+    return found if isinstance(found, Infeasible) or keeps_limits(limited, found) else within(limited)
 
 
 def _pipelined(
-    g: PipelineSearch, spatial: bool, temporal: bool, unfused: Unfused | None
+    g: PipelineSearch,
+    spatial: bool,
+    temporal: bool,
+    unfused: Unfused | None = None,
+    held: Solution | None = None,
 ) -> Solution | Infeasible:
-    """Returns the best schedule found within the limits of a search; as `pipelined`."""
+    """Returns the best schedule found within the limits of a search, or `held`; as `pipelined`."""
     arch, workload = g.arch, g.workload
     max_stages, kapla_stages = (MAX_STAGES, MAX_EINSUMS) if spatial else (1, 1)
     pipeline_tiles = PIPELINE_TILES if temporal else NO_SHARED_LOOP
@@ -208,20 +218,60 @@ def _pipelined(
         f"{len(ranges) - g.unexplored} of {len(ranges)} segments, {g.nodes.searches} nests of nodes, "
         f"{g.undominated_stages} of {g.stages_priced} stages left, {g.evaluator_calls} priced"
     )
-    searched_space = replace(
-        space(g, max_stages, pipeline_tiles, mappings_of("perfect", arch)),
-        beside=(OF_KAPLA, UNFUSED) if unfused else (OF_KAPLA,),
-    )
     is_in_space = isinstance(solution, Solution) and _in_bounded_space(g, solution)
     of_kapla = best_chain(g, kapla_alone, kapla_segments)
     others = [(OF_KAPLA, of_kapla)] if isinstance(of_kapla, Solution) else []
+    others += [(HELD, held)] if held else []
+    beside = (OF_KAPLA, *[HELD] * bool(held), *[UNFUSED] * bool(unfused))
+    searched_space = replace(
+        space(g, max_stages, pipeline_tiles, mappings_of("perfect", arch)), beside=beside
+    )
     if unfused and g.weights == "streamed":
-        answers = [one for one in (solution, of_kapla) if isinstance(one, Solution)]
+        answers = [one for one in (solution, of_kapla, held) if isinstance(one, Solution)]
         turns = unfused(min((cost(g, one) for one in answers), default=inf))
         others += _with_unfused(g, alone, segment_options, turns) if turns else []
     return _to_solution(
         g, solution, others, _lower_bound(g, lower_bounds), searched_space, effort_text, is_in_space
     )
+
+
+def _held(g: PipelineSearch, spatial: bool, temporal: bool) -> Solution | None:
+    """Returns the best schedule of pinned weights, each loaded once as its segment begins; None if not all
+    weights fit on the nodes, or that schedule exceeds a limit.
+    """
+    level, weights = g.arch.levels[1], dict[str, int]()
+    for p in (p for e in g.workload.einsums for p in e.inputs if p.tensor in g.workload.weights):
+        weights[p.tensor] = p.stored_bits(g.arch.word_bits)
+    if not weights or sum(weights.values()) > g.arch.instances(1) * (level.capacity_bits or inf):
+        return None
+    limits = g.interval_limit, g.latency_limit
+    search = PipelineSearch(g.arch, g.workload, g.objective, "pinned", g.nodes, *limits)
+    of_pinned = _pipelined(search, spatial, temporal)
+    if isinstance(of_pinned, Infeasible) or not of_pinned.schedule:
+        return None
+    loaded = Schedule(tuple(_loading(g, one) for one in of_pinned.schedule.segments))
+    if faults(g.arch, g.workload, loaded):
+        return None
+    found = evaluate(g.arch, g.workload, loaded, g.objective, reuse=True)
+    return found if isinstance(found, Solution) and keeps_limits(g, found) else None
+
+
+def _loading(g: PipelineSearch, segment: Segment) -> Segment:
+    """Returns a segment of pinned weights with each loaded once, as the segment begins: stages hold them."""
+    outer, einsums = g.arch.levels[0].name, {e.name: e for e in g.workload.einsums}
+    nodes, branches = list(segment.nodes), list[Branch]()
+    for branch in segment.branches:
+        weights = [p.tensor for p in einsums[branch.einsum].inputs if p.tensor in g.workload.weights]
+        loads = [Store(outer, t) for t in weights]
+        own = [node for node in branch.mapping.nodes if isinstance(node, Store)]
+        if segment.pipelined:
+            nodes = [*(one for one in loads if one not in nodes), *nodes]
+            homes = (next(node for node in own if node.tensor == t) for t in weights)
+            branches.append(replace(branch, filled_once=tuple(homes)))
+        else:
+            mapping = replace(branch.mapping, nodes=(*loads, *branch.mapping.nodes))
+            branches.append(replace(branch, mapping=mapping))
+    return replace(segment, nodes=tuple(nodes), branches=tuple(branches))
 
 
 class Bound(NamedTuple):

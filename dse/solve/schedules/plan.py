@@ -16,7 +16,7 @@ from dse.solve.schedules.fusible_segments import Members
 from dse.solve.schedules.nests import Nests, Place, retained_nest
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum
-from workloads.graph import Workload
+from workloads.graph import Workload, base_tensor
 
 
 @dataclass(slots=True)
@@ -86,6 +86,28 @@ def plan_segment(s: FusedSegment, plan: Plan) -> Segment:
         )
     ]
     return Segment(tuple(branches), tuple(nodes))
+
+
+def may_hold(
+    s: FusedSegment, tensor: str, at_outer: bool, loops: Sequence[tuple[tuple[str, ...], int]] = ()
+) -> bool:
+    """True if rules of all einsums that have a tensor let it stand at the level of a segment
+    (`Nests.may_hold`).
+
+    loops: those above it, as (rank in each einsum, tile)
+    """
+    return all(
+        s.nests.may_hold(e, p.tensor, s.level, at_outer, [(ranks[j], tile) for ranks, tile in loops])
+        for j, e in enumerate(s.own)
+        if s.nests.limits.get(e.name)
+        for p in e.tensors()
+        if base_tensor(p.tensor, s.made) == tensor
+    )
+
+
+def may_forward(s: FusedSegment, loops: Sequence[tuple[tuple[str, ...], int]]) -> bool:
+    """True if rules let the forwarded tensors stand at the level alone below shared loops (`may_hold`)."""
+    return all(may_hold(s, t, t in s.members.spilled, loops) for t in s.members.forwarded)
 
 
 def price(s: FusedSegment, plan: Plan, need: int) -> Option | None:

@@ -16,7 +16,16 @@ from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum.evaluate import ROUNDING_GAP, objective_value
 from dse.solve.schedules.depths import SegmentSearch, mirrors
 from dse.solve.schedules.nests import Nest, Place
-from dse.solve.schedules.plan import FusedSegment, Option, Plan, forwarded_bits, in_order, price
+from dse.solve.schedules.plan import (
+    FusedSegment,
+    Option,
+    Plan,
+    forwarded_bits,
+    in_order,
+    may_forward,
+    may_hold,
+    price,
+)
 from dse.solve.schedules.shared_loops import search
 from workloads.einsum import Einsum, canonical_key
 from workloads.graph import base_tensor
@@ -60,6 +69,7 @@ def _form(s: FusedSegment) -> tuple[object, ...]:
             tuple(names.index(p.tensor) for p in e.tensors()),
             tuple(base_tensor(p.tensor, s.made) == p.tensor for p in e.tensors()),
             tuple(p.tensor in retained for p in e.tensors()),
+            s.nests.limits_key(e),
         )
         for e, retained in zip(s.own, s.retained, strict=True)
     )
@@ -239,7 +249,7 @@ def _plans(s: FusedSegment, numbers: Sequence[int]) -> Iterator[tuple[Plan, list
     names = [t for e in einsums for t in sorted(_names(e))]
     if s.below_split:
         used_bits = forwarded_bits(s, [e.sizes() for e in einsums])
-        if max(used_bits) <= s.free_bits:
+        if max(used_bits) <= s.free_bits and may_forward(s, ()):
             yield Plan(level.name, (), (), tuple(einsums)), used_bits
     for number, axis in ((number, m.loops[number]) for number in numbers):
         candidates = sorted(
@@ -251,9 +261,10 @@ def _plans(s: FusedSegment, numbers: Sequence[int]) -> Iterator[tuple[Plan, list
             and rank not in p.ranks()
             and names.count(p.tensor) == 1
             and role(e, p.tensor) in level.may_keep
+            and may_hold(s, p.tensor, at_outer=True)
         )[:MAX_HELD]
         n = einsums[0].sizes()[axis[0]]
-        for tile in (t for t in range(1, n) if n % t == 0):
+        for tile in (t for t in range(1, n) if n % t == 0 and may_forward(s, [(axis, t)])):
             trips = [e.sizes() | {rank: tile} for e, rank in zip(einsums, axis, strict=True)]
             forwarded_tile_bits = forwarded_bits(s, trips)
             for held in (

@@ -169,7 +169,7 @@ def ranges_of(
     """
     w, found = g.workload, []
     makers = {e.output.tensor: i for i, e in enumerate(w.einsums)}
-    loops = {(m.first, m.last): m for m in looped(w, padded=True)}
+    loops = {(m.first, m.last): m for m in looped(w)}
     for first, last, forwarded_order, spilled in runs(w, max_einsums):
         einsums, forwarded = w.einsums[first : last + 1], frozenset(forwarded_order)
         reads = [{p.tensor for p in e.inputs} & forwarded for e in einsums]
@@ -180,7 +180,7 @@ def ranges_of(
             for p in e.inputs
         )
         reads_views = any(
-            p.tensor in forwarded and not reads_as_written(p, w.einsums[makers[p.tensor]].output, padded=True)
+            p.tensor in forwarded and not reads_as_written(p, w.einsums[makers[p.tensor]].output)
             for e in einsums
             for p in e.inputs
         )

@@ -64,7 +64,7 @@ MAX_ABOVE_BOUND = 6  # plans priced above their lower bounds, after which the se
 def searchable(arch: Arch, level: Level) -> bool:
     """True if the bounds of this module hold at a level: no level outside of it is cheaper."""
     outside = arch.levels[: arch.levels.index(level)]
-    level_pj = max(level.read_pj, level.write_pj) + most_leak_pj(arch) / level.bandwidth
+    level_pj = max(level.read_pj, level.write_pj) + most_leak_pj(arch) / level.rates()[0]
     outer_pj = min(min(one.read_pj, one.write_pj) / one.width_bits for one in outside)
     return not arch.levels[0].bypass and not arch.models_layout() and outer_pj >= level_pj / level.width_bits
 
@@ -174,9 +174,8 @@ def _uneven_bound(s: SegmentSearch, i: int, c: int, tile: int) -> float:
     e, rank, n = s.segment.own[i], s.segment.members.classes[c][i], s.sizes[c]
     place = Place(s.segment.level.name, forwarded=_tensors_at_level(s, i), retained=s.segment.retained[i])
     if (i, c) not in s.per_index:
-        longer = s.segment.nests.best(
-            stretched(e, rank, smooth(n)), place, s.segment.level.capacity_bits or inf
-        )
+        bits, nests = s.segment.level.capacity_bits or inf, s.segment.nests
+        longer = nests.best(stretched(e, rank, smooth(n)), nests.relaxed(e, place), bits)
         s.per_index[i, c] = longer.lower_bound / smooth(n)
     return s.per_index[i, c] * (n - n % tile) + s.segment.nests.any_nest_bound(
         trips(e, rank, tile)[-1][0], place
@@ -192,7 +191,7 @@ def _tensors_at_level(s: SegmentSearch, i: int) -> frozenset[str]:
 def _inner(s: SegmentSearch, i: int, tiles: Tiles) -> float:
     """Returns the least pJ of an einsum below loops with these tiles, all its tensors at the level."""
     if (i, tiles) not in s.inner:
-        nest = nest_below(s, i, tiles, _tensors_at_level(s, i), inf)
+        nest = nest_below(s, i, tiles, _tensors_at_level(s, i), inf, is_bound=True)
         s.inner[i, tiles] = s.inner_bounds[i, tiles] = max(nest.lower_bound, _inherited(s, i, tiles))
     return s.inner[i, tiles]
 

@@ -83,6 +83,7 @@ class NestSearch(NamedTuple):
     pool: Pool
     machine: Machine
     outer_terms: Terms  # of outer costs alone
+    outer_pool: Pool  # the unrollings, as `set_outer_bounds` wants them
     outer_machine: Machine  # the machines, as `set_outer_bounds` wants them
     rules: Rules
     outer_rules: Rules  # without limits of trips
@@ -100,6 +101,7 @@ def search(
     p: Pool,
     m: Machine,
     outer_terms: Terms,
+    outer_pool: Pool,
     outer_machine: Machine,
     rules: Rules,
     outer_rules: Rules,
@@ -118,7 +120,7 @@ def search(
     budget ends.
 
     best: [J, 3] the best cost on each machine, lowered in place; its nest is written to w.best_*.
-    outer_terms, outer_machine, outer_rules, outer: terms, machines, rules and Work of `set_outer_bounds`.
+    outer_terms, outer_pool, outer_machine, outer_rules, outer: what `set_outer_bounds` searches.
     states: scratch for inner parts of nests.
 
     Returns lower bounds [J] on the objective of everything that was left out: above the best unless the
@@ -126,7 +128,7 @@ def search(
     """
     machines, ranks = w.best_count.shape[0], w.unrolling.shape[0]
     nest_search = NestSearch(
-        t, e, p, m, outer_terms, outer_machine, rules, outer_rules, memo, w, outer, states, best
+        t, e, p, m, outer_terms, outer_pool, outer_machine, rules, outer_rules, memo, w, outer, states, best
     )
     set_units(t, m, w)
     u, s = unrollings(t, e, p, m, memo, w), scratch(t, m, w)
@@ -317,11 +319,40 @@ def precedes(j: int, holders: Ints, e: Einsum, w: Work) -> bool:
 
 
 @njit_internal()
+def fills_dims(unrolling: Ints, p: Pool, m: Machine, rules: Rules) -> bool:
+    """Whether the ranks can share the fan-out dimensions so that along each at least Rules.min_along PEs are
+    in use, and no more than there are.
+    """
+    ranks = unrolling.shape[0]
+    way = np.empty(ranks, np.int64)
+    for r in range(ranks):
+        way[r] = p.factorization_span[unrolling[r], 0]
+    while True:
+        fills = True
+        for d in range(rules.min_along.shape[0]):
+            trips = 1
+            for r in range(ranks):
+                trips *= p.factorizations[way[r], d]
+            fills = fills and rules.min_along[d] <= trips <= m.fanout_size[d]
+        if fills:
+            return True
+        r = 0
+        while r < ranks and way[r] + 1 == p.factorization_span[unrolling[r], 1]:
+            way[r] = p.factorization_span[unrolling[r], 0]
+            r += 1
+        if r == ranks:
+            return False
+        way[r] += 1
+
+
+@njit_internal()
 def expand(nest_search: NestSearch) -> None:
     """Searches all nests under the spatial unrolling Work.unrolling that may beat the best nest of some
     machine, or replace it at an equal cost (`precedes`).
     """
-    t, e, p, m, _outer_terms, _outer_machine, rules, _outer_rules, memo, w, _outer, states, best = nest_search
+    t, e, p, m, _terms, _pool, _machine, rules, _rules, memo, w, _outer, states, best = nest_search
+    if rules.fills and not fills_dims(w.unrolling, p, m, rules):
+        return
     bound_unrolling(t, e, p, memo, w)
     for j in range(w.best_count.shape[0]):
         w.ties_allowed[j] = may_replace_tied(j, w.unrolling, e, w)
@@ -364,19 +395,21 @@ def set_outer_bounds(nest_search: NestSearch) -> None:
     levels share capacity and loops, so the outer costs of all tensors together (state.Terms) may exceed the
     sum of their separate bounds.
 
-    Their bound is that of the best nest of these nodes, and of those that they serve, on one PE: where these
-    have any capacity, each tile is stored once, and nothing else costs. From any nest one gets such a nest
-    that costs no more: served nodes hold the whole tile that enters the PEs. So the bound holds for any
-    unrolling. It stays 0 where the budget of NestSearch.outer ends. Trips are not limited there: where PEs
-    stand idle, temporal loops have more.
+    Their bound is that of the best nest of these nodes, and of those that they serve, on one PE, which has
+    the capacity of all PEs together (search.py, `_search_factors`, says where) and stores each tile once;
+    nothing else costs. From any nest one gets such a nest that costs no more: a served node holds what all
+    PEs hold at a time, below the loops that stand above it inside of the PEs. So the bound holds for any
+    unrolling. Where the budget of NestSearch.outer ends it is that of the same nodes without one. Trips are
+    not limited there: where PEs stand idle, temporal loops have more.
     """
-    t, e, p, _m, outer_terms, m, _rules, rules, memo, w, outer, states, _best = nest_search
+    t, e, _p, _m, outer_terms, p, m, _rules, rules, memo, w, outer, states, _best = nest_search
     if not 0 <= w.tally[MIN_FOR_OUTER_BOUNDS] <= w.tally[VISITED] + w.tally[CHOICES]:
         return
     w.tally[MIN_FOR_OUTER_BOUNDS] = -1
     for r in range(w.unrolling.shape[0]):
         outer.unrolling[r] = p.rank_start[r]  # a rank's first unrolling takes one PE
     bound_unrolling(t, e, p, memo, outer)
+    set_stored(p, outer.unrolling)
     for code in range(t.outer_choices.shape[0]):
         outer.position[0] = m.position[m.capacity.shape[0]]
         for r in range(w.unrolling.shape[0]):
@@ -399,6 +432,32 @@ def set_outer_bounds(nest_search: NestSearch) -> None:
         for j in range(w.best_count.shape[0]):
             if outer.tally[VISITED] <= outer.tally[BUDGET] and outer.best[j, 0] < np.inf:
                 w.outer_pj[code, j] = outer.best[j, 0]
+            for without in t.outer_without[code]:
+                w.outer_pj[code, j] = max(
+                    w.outer_pj[code, j], w.outer_pj[without, j] if without >= 0 else 0.0
+                )
+
+
+@njit_no_alloc
+def set_stored(p: Pool, unrolling: Ints) -> None:
+    """Sets Pool.stored of the tiles inside of the PEs, for nodes on one PE (`set_outer_bounds`). unrolling:
+    [R] that of one PE.
+
+    Where PEs share T values of a rank unevenly, a node goes through them in K steps, and K need not divide T.
+    So it holds T / K values or more. The node on one PE has the least tile that divides T and is no less: its
+    trips are no more, and divided by its least prime factor it is less than T / K.
+    """
+    for r in range(unrolling.shape[0]):
+        is_uneven = False
+        for o in range(p.rank_start[r], p.rank_start[r + 1]):
+            is_uneven = is_uneven or p.uneven[o]
+        for position in range(1, p.span.shape[1] if is_uneven else 1):
+            for tile in range(p.span[unrolling[r], position, 0], p.span[unrolling[r], position, 1]):
+                prime = 2
+                while p.size[tile] % prime and prime * prime <= p.size[tile]:
+                    prime += 1
+                prime = p.size[tile] if p.size[tile] % prime else prime
+                p.stored[tile] = max(p.size[tile] / prime, 1.0)
 
 
 @njit_inlined

@@ -131,6 +131,9 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
        between.
 
     The first move gives the loop to a level further out, so such loops stay where trips over r are limited.
+    Both change which loops stand above which, so they stay where an order is given of r, or it is to stand
+    inside of nodes; also directly inside of PEs: those that share another rank unevenly have its loops
+    inside, and r may have to be there.
     """
     x, _level, parent, k = w.nodes[n]
     if is_innermost(k, rules.unconstrained, p, m, w):
@@ -138,6 +141,8 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
             return False
         if rules.stationary >= 0 and not stationarity_ok(d, rules, p, m, w):
             return False
+    if rules.ordered[r]:
+        return True
     if x < 0:  # no storage node: loops alone, directly inside a fan-out boundary (Work.nodes)
         return must_loop_below(d, n, r, e, w)
     if (
@@ -156,18 +161,18 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
 
 
 @njit_inlined
-def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether node n fits its level with the loops chosen so far, beside all nodes of that level that are not
     placed yet. `loops_final`: no loop is still to be chosen.
     """
     level = w.nodes[n, LEVEL]
     if level < 0:
         return True
-    if m.most_bits[w.nodes[n, TENSOR], level] < np.inf and not fits_limit(d, n, e, p, m, w):
+    if m.most_bits[w.nodes[n, TENSOR], level] < np.inf and not fits_limit(d, n, e, p, m, rules, w):
         return False
     if m.capacity[level] == np.inf:
         return True
-    need = w.used_bits[d, level] + node_bits(d, n, loops_final, e, p, m, w)
+    need = w.used_bits[d, level] + node_bits(d, n, loops_final, e, p, m, rules, w)
     for other in range(w.tally[NODE_COUNT]):
         if other != n and w.nodes[other, LEVEL] == level and not w.placed[d] >> other & 1:
             x = w.nodes[other, TENSOR]
@@ -178,42 +183,85 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: W
 
 
 @njit_inlined
-def fits_limit(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool:
+def fits_limit(d: int, n: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
     """Whether one tile of node n is no larger than allowed (Machine.most_bits) with the loops chosen so far.
     A node of a tensor that stands nowhere further out holds the tile as it is, as in `node_bits`.
     """
     x, level = w.nodes[n, TENSOR], w.nodes[n, LEVEL]
-    return bool(tile_bits_at(d, n, e, p, m, w) <= m.most_bits[x, level])
+    return bool(tile_bits_at(d, n, e, p, m, rules, w) <= m.most_bits[x, level])
 
 
 @njit_inlined
-def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
+def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> float:
     """Bits of one tile of node n after it sinks."""
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     if parent < 0:
         return float(tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m))
-    if m.no_sink[x, parent, level]:
-        return float(whole_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m))
-    return float(sunk_tile_bits(x, w.node_tile[d], w.inner_tile[d], e, p, m))
+    sinks = not m.no_sink[x, parent, level]
+    set_reached(d, x, sinks, e, p, m, rules, w)
+    if sinks:
+        return float(sunk_tile_bits(x, w.node_tile[d], w.reached, e, p, m))
+    return float(whole_tile_bits(x, w.node_tile[d], w.reached, e, p, m))
 
 
 @njit_inlined
-def node_bits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, w: Work) -> float:
+def set_reached(d: int, x: int, sinks: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> None:
+    """Sets w.reached [R]: the tile that a node of tensor x, being placed after d others, may sink to: that
+    inside of the loops below it, but for loops below which an order of loops does not let it sink.
+
+    A node sinks through loops over ranks that stand alone in a dimension, then into one window. A loop that
+    must stand below another one is reached once that one is passed, or (sinks False: it slides into a window
+    alone) if no other stands here.
+    """
+    for r in range(w.reached.shape[0]):
+        w.reached[r] = w.node_tile[d, r] if rules.orders else w.inner_tile[d, r]
+    changed = rules.orders
+    while changed:
+        changed = False
+        for r in range(w.reached.shape[0]):
+            if w.reached[r] != w.inner_tile[d, r] and is_reached(d, x, r, sinks, e, p, m, rules, w):
+                w.reached[r], changed = w.inner_tile[d, r], True
+
+
+@njit_inlined
+def is_reached(
+    d: int, x: int, r: int, sinks: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work
+) -> bool:
+    """Whether all loops that must stand above that over rank r, of those below the node being placed, are
+    ones that it has sunk through (w.reached).
+    """
+    level = level_of_loops(d, r, e, m, w) if rules.ordered[r] else 0
+    for q in range(w.reached.shape[0]):
+        if (
+            rules.ordered[r]
+            and rules.above[level, q, r]
+            and p.size[w.node_tile[d, q]] != p.size[w.inner_tile[d, q]]
+            and level_of_loops(d, q, e, m, w) == level
+            and not (sinks and e.full[x, q] and w.reached[q] == w.inner_tile[d, q])
+        ):
+            return False
+    return True
+
+
+@njit_inlined
+def node_bits(
+    d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work
+) -> float:
     """Bits of node n in its level; twice where the level is double-buffered and the tile is filled more than
     once: because of a temporal loop above the node, or of one below that it sinks through. Not twice without
     `loops_final`: then it is not known yet whether a loop refills the tile.
     """
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     sinks = parent >= 0 and not m.no_sink[x, parent, level]
-    tile = tile_bits_at(d, n, e, p, m, w)
+    tile = tile_bits_at(d, n, e, p, m, rules, w)
     bits: float = m.uses_capacity[x, level] * tile
     if loops_final and m.double_buffer[level]:
-        is_refilled = parent >= 0 and tile < tile_bits(x, w.node_tile[d], w.inner_tile[d], sinks, -1, e, p, m)
+        is_refilled = parent >= 0 and tile < tile_bits(x, w.node_tile[d], w.reached, sinks, -1, e, p, m)
         for r in range(w.inner_tile.shape[1]):
             is_refilled = (
                 is_refilled
                 or not p.untiled[w.node_tile[d, r]]
-                or (sinks and e.full[x, r] and w.node_tile[d, r] != w.inner_tile[d, r])
+                or (sinks and e.full[x, r] and w.node_tile[d, r] != w.reached[r])
             )
         return 2.0 * bits if is_refilled else bits
     return bits
@@ -229,19 +277,24 @@ def place_node(
         trips than allowed, or only the stalls of its first fills and last drains make its bound too high.
     BOUND: left out, and smaller tiles are no better.
     """
-    if not fits(d, n, True, e, p, m, w) or is_swapped_duplicate(d, n, w):
+    if not fits(d, n, True, e, p, m, rules, w) or is_swapped_duplicate(d, n, w):
         return OVER
     if rules.limits_trips and not trips_allowed(d, False, e, p, m, rules, w):
+        return OVER
+    if rules.orders and not is_in_order(d, False, e, p, m, rules, w):
+        return OVER
+    if rules.keeps_inside and not keeps_inside(d, n, p, rules, w):
         return OVER
     x, level, parent, k = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT], w.nodes[n, POSITION]
     # the level of n stalls on first fills or last drains
     has_end_stalls = x >= 0 and m.exposed[level, FILLS_END] < m.exposed[level, DRAINS_END]
     if has_end_stalls:
         sinks = parent < 0 or not m.no_sink[x, parent, level]
-        window_rank = best_window(x, w.node_tile[d], w.inner_tile[d], sinks, e, p, m)
+        set_reached(d, x, sinks, e, p, m, rules, w)
+        window_rank = best_window(x, w.node_tile[d], w.reached, sinks, e, p, m)
         for r in range(w.sunk_tile.shape[0]):
             w.sunk_tile[r] = (
-                w.inner_tile[d, r] if (sinks and e.full[x, r]) or r == window_rank else w.node_tile[d, r]
+                w.reached[r] if (sinks and e.full[x, r]) or r == window_rank else w.node_tile[d, r]
             )
     add_fetches(d, n, w.node_tile[d], w.sunk_tile, t, e, p, memo, w)
     add_exposed(d, n, w.inner_tile[d], w.node_tile[d], t, e, p, m, w, w.parts[d + 1])
@@ -254,7 +307,7 @@ def place_node(
     for v in range(m.capacity.shape[0]):
         w.used_bits[d + 1, v] = w.used_bits[d, v]
     if x >= 0 and m.capacity[level] < np.inf:
-        w.used_bits[d + 1, level] += node_bits(d, n, True, e, p, m, w)
+        w.used_bits[d + 1, level] += node_bits(d, n, True, e, p, m, rules, w)
     w.placed[d + 1] = w.placed[d] | np.int64(1) << n
     w.position[d + 1] = k
     for r in range(w.inner_tile.shape[1]):
@@ -272,12 +325,12 @@ def trips_allowed(d: int, complete: bool, e: Einsum, p: Pool, m: Machine, rules:
         for v in range(m.capacity.shape[0] if rules.limited[r] else 0):
             trips, position = 1, m.position[m.capacity.shape[0]]
             for j in range(d if complete else d + 1):
-                if level_of_loops(j, r, e, w) == v:
+                if level_of_loops(j, r, e, m, w) == v:
                     trips *= p.size[w.node_tile[j, r]] // p.size[w.inner_tile[j, r]]
                     for k in range(position, w.nodes[w.node[j], POSITION], -1):
                         trips *= trips_inside(w.entry_tile[k, r], p)
                 position = w.nodes[w.node[j], POSITION]
-            if complete and v == 0:
+            if complete and level_of_loops(d, r, e, m, w) == v:
                 trips *= p.size[p.largest_tile[w.inner_tile[d, r]]] // p.size[w.inner_tile[d, r]]
                 for k in range(position, 0, -1):
                     trips *= trips_inside(w.entry_tile[k, r], p)
@@ -286,14 +339,113 @@ def trips_allowed(d: int, complete: bool, e: Einsum, p: Pool, m: Machine, rules:
     return True
 
 
+@njit_inlined
+def keeps_inside(d: int, n: int, p: Pool, rules: Rules, w: Work) -> bool:
+    """Whether no temporal loop over a rank of Rules.inside will stand above node n, being placed after d
+    others: whether its tile is as large as the spatial loops outside leave it.
+    """
+    kept = True
+    for r in range(w.inner_tile.shape[1] if w.nodes[n, LEVEL] >= 0 else 0):
+        kept = kept and (p.untiled[w.node_tile[d, r]] or not rules.inside[w.nodes[n, LEVEL], r])
+    return kept
+
+
 @njit_no_alloc
-def level_of_loops(j: int, r: int, e: Einsum, w: Work) -> int:
+def is_in_order(d: int, complete: bool, e: Einsum, p: Pool, m: Machine, rules: Rules, w: Work) -> bool:
+    """Whether the temporal loops of the nest so far can stand in the order that Rules.above asks for: d nodes
+    and, unless it is complete, the next one with its loops.
+
+    A gap is what stands between two nodes, or a node and a fan-out boundary. Loops of one gap may stand in
+    any order, so of these only an order that no sequence has excludes them; loops of gaps further in stand
+    below all others.
+    """
+    ranks, gap, position = w.inner_tile.shape[1], 0, m.position[m.capacity.shape[0]]
+    for r in range(ranks):
+        w.gap_levels[0, r] = -1
+    for j in range(d if complete else d + 1):
+        for k in range(position, w.nodes[w.node[j], POSITION], -1):
+            gap = add_loops_inside(gap, j, k, e, p, m, w)
+        position = w.nodes[w.node[j], POSITION]
+        for r in range(ranks):
+            if p.size[w.node_tile[j, r]] != p.size[w.inner_tile[j, r]]:
+                w.gap_levels[gap, r] = level_of_loops(j, r, e, m, w)
+        # loops directly inside a boundary (no tensor) stand in one gap with those of uneven shares
+        if w.nodes[w.node[j], TENSOR] >= 0:
+            gap = begin_gap(gap, w)
+    if complete:
+        for k in range(position, 0, -1):
+            gap = add_loops_inside(gap, d, k, e, p, m, w)
+        for r in range(ranks):
+            if p.size[p.largest_tile[w.inner_tile[d, r]]] != p.size[w.inner_tile[d, r]]:
+                w.gap_levels[gap, r] = 0
+    for g in range(gap + 1):
+        if not has_order(g, rules, w):
+            return False
+        for r in range(ranks):
+            level = w.gap_levels[g, r]
+            for q in range(ranks if level >= 0 and rules.ordered[r] else 0):
+                for inside in range(g if rules.above[level, q, r] else 0):
+                    if w.gap_levels[inside, q] == level:
+                        return False
+    return True
+
+
+@njit_inlined
+def begin_gap(gap: int, w: Work) -> int:
+    """Begins the next gap further out, and returns its number."""
+    for r in range(w.gap_levels.shape[1]):
+        w.gap_levels[gap + 1, r] = -1
+    return gap + 1
+
+
+@njit_inlined
+def add_loops_inside(gap: int, j: int, k: int, e: Einsum, p: Pool, m: Machine, w: Work) -> int:
+    """Adds the loops that cut uneven shares of PEs directly inside of boundary k to a gap, and returns the
+    number of the gap outside of it. j: nodes placed inside.
+    """
+    for r in range(w.gap_levels.shape[1]):
+        if trips_inside(w.entry_tile[k, r], p) > 1:
+            w.gap_levels[gap, r] = level_of_loops(j, r, e, m, w)
+    return begin_gap(gap, w)
+
+
+@njit_inlined
+def has_order(gap: int, rules: Rules, w: Work) -> bool:
+    """Whether the loops of a gap have a sequence in which Rules.above holds: whether one after the other can
+    be taken that no other one left must stand above.
+    """
+    left = 0
+    for r in range(w.gap_levels.shape[1]):
+        left |= int(w.gap_levels[gap, r] >= 0 and rules.ordered[r]) << r
+    while left:
+        before = left
+        for r in range(w.gap_levels.shape[1]):
+            free = bool(left >> r & 1)
+            for q in range(w.gap_levels.shape[1] if free else 0):
+                level = w.gap_levels[gap, r]
+                free = free and not (
+                    left >> q & 1 and w.gap_levels[gap, q] == level and rules.above[level, q, r]
+                )
+            if free:
+                left &= ~(1 << r)
+        if left == before:
+            return False
+    return True
+
+
+@njit_no_alloc
+def level_of_loops(j: int, r: int, e: Einsum, m: Machine, w: Work) -> int:
     """The level of the temporal loops over rank r that stand directly below the node placed after j others:
-    the innermost level of all nodes above of tensors that have the rank; 0 where there is none.
+    the innermost level of all nodes above of tensors that have the rank; 0 where there is none. A tensor that
+    the schedule holds (Machine.uses_capacity 0) stands above all loops, wherever its node is placed.
     """
     level = 0
     for n in range(w.tally[NODE_COUNT]):
-        if not w.placed[j] >> n & 1 and w.nodes[n, TENSOR] >= 0 and e.has_rank[w.nodes[n, TENSOR], r]:
+        x = w.nodes[n, TENSOR]
+        if x < 0 or not e.has_rank[x, r]:
+            continue
+        is_above = w.nodes[n, PARENT] < 0 and m.uses_capacity[x, w.nodes[n, LEVEL]] == 0.0
+        if is_above or not w.placed[j] >> n & 1:
             level = max(level, w.nodes[n, LEVEL])
     return int(level)
 
@@ -540,13 +692,13 @@ def dominated_inner_state(
 
     With clipped dimensions (padding cuts tiles) the exact share of the first PE depends on the tiles that
     enter the outermost array. Within an inner array of two these are not known yet: states cannot be
-    compared, and False is returned. Nor are they compared where temporal trips are limited: the one that
-    costs less may have trips that are not allowed.
+    compared, and False is returned. Nor are they compared where temporal trips are limited, or an order of
+    loops is given: the one that costs less may have trips, or loops, that are not allowed.
     """
     has_clipped = False
     for dim in range(e.kind.shape[0]):
         has_clipped = has_clipped or e.kind[dim] == CLIPPED
-    if rules.limits_trips or (has_clipped and p.groups_outside.shape[0] > 2):
+    if rules.limits_trips or rules.orders or (has_clipped and p.groups_outside.shape[0] > 2):
         return False
     slot = slot_of(d, w, states)
     if slot < 0:  # no slot is free
@@ -671,7 +823,7 @@ def nests(
                 w.loop[d] -= 1
                 if w.loop[d] >= 0:
                     pop_loop(d, outcome, e, p, w)
-            elif not fits(d, w.node[d], False, e, p, m, w):
+            elif not fits(d, w.node[d], False, e, p, m, rules, w):
                 pop_loop(d, OVER, e, p, w)
             elif (
                 w.loop[d] == w.window_count[d] - 1
@@ -769,6 +921,8 @@ def record_if_better(
     nest that is kept, also among equal ones, whose last digits differ: the same in every batch of machines.
     """
     if rules.limits_trips and not trips_allowed(d, True, e, p, m, rules, w):
+        return
+    if rules.orders and not is_in_order(d, True, e, p, m, rules, w):
         return
     add_clipped(d, d, t, e, p, memo, w)
     for a in range(w.live_count[d]):

@@ -88,6 +88,7 @@ class Pool(NamedTuple):
     rank_start: Ints  # [R + 1] first unrolling of each rank
     span: Ints  # [O, K, 2] from, to: the tiles of an unrolling at a position
     size: Ints  # [n] values of the rank in a tile
+    stored: Floats  # [n] the same, as capacities count it (fewer in `batch_search.set_outer_bounds` alone)
     pieces: Floats  # [n, M] how many such tiles the rank is cut into
     elems: Floats  # [n, M] values of the rank in all of these together
     outer_tile: Ints  # [n] the tile that enters the PEs directly outside; -1 in position 0
@@ -183,6 +184,8 @@ class Terms(NamedTuple):
     # outer costs the tensors have: the sum of what their sets contribute.
     outer_code: Ints  # [N] what a set contributes
     outer_choices: Ints  # [., X] by code a set of each tensor that leads to it; empty: no costs are known
+    # [., X] by code the code (a lower one) without the innermost of those nodes of a tensor; -1: none
+    outer_without: Ints
     serves: Bools  # [X] whether outer costs have what the outermost level serves (search.py, `_serves`)
     link_outer_pj: Floats  # [J, T] outer costs in `link_coef`
     sum_outer_pj: Floats  # [J, .] outer costs in `sum_coef`
@@ -229,6 +232,8 @@ class Rules(NamedTuple):
     stationary: int  # tensor whose innermost node stands above all temporal loops inside the PEs, -1: none
     unconstrained: int  # mask of groups of PEs
     min_pes: int  # PEs that must be in use
+    min_along: Ints  # [D] the same along each fan-out dimension
+    fills: bool  # whether any of these is above 1
     uneven_only: bool  # whether only unrollings count in which some PEs share unevenly
     # Trips of all temporal loops over a rank at a level: of those that have it as the innermost level of the
     # nodes above whose tensors have the rank.
@@ -236,6 +241,13 @@ class Rules(NamedTuple):
     limited: Bools  # [R] whether those over the rank are limited at some level
     least_trips: Ints  # [V, R]
     most_trips: Ints  # [V, R]
+    # [V, R, R] whether temporal loops over the first rank at a level stand above those over the second one
+    above: Bools
+    orders: bool  # whether any are
+    # [V, R] whether all temporal loops over a rank stand below the nodes of a level
+    inside: Bools
+    keeps_inside: bool  # whether any do
+    ordered: Bools  # [R] whether a rank is in `above` or `inside` at some level
 
 
 class InnerStates(NamedTuple):
@@ -296,6 +308,8 @@ class Work(NamedTuple):
     lowest: Floats  # [J, 3] scratch
     largest: Ints  # [R] scratch
     sunk_tile: Ints  # [R] scratch
+    reached: Ints  # [R] scratch of `reached_tile`
+    gap_levels: Ints  # [., R] scratch of `is_in_order`: by gap between nodes, the level of its loop, -1: none
     best: Floats  # [J, 3] cost of the best nest of outer levels (of the Work of `set_outer_bounds` only)
     best_count: Ints  # [J] nodes of the best nest so far, -1: none yet
     best_unrolling: Ints  # [J, R] its unrolling

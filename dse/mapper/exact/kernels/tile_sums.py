@@ -560,7 +560,7 @@ def tile_bits(
             r = e.dim_ranks[dim, side]
             if r >= 0:
                 dim_length += e.coef[dim, side] * (
-                    p.size[inner_tile[r] if (sinks and e.full[x, r]) or r == window else tile[r]] - 1
+                    p.stored[inner_tile[r] if (sinks and e.full[x, r]) or r == window else tile[r]] - 1
                 )
         elems *= dim_length
         if dim < e.first_dim[x + 1] - 1:

@@ -1,38 +1,44 @@
-"""ALT's two-stage search of one einsum, beside the exact answer (dse/mapper/exact/layout_aware.py): layouts
-proposed and loops walked, then loops alone.
+"""ALT's two-stage search of one einsum: layouts proposed and loops walked, then loops alone.
 
-    joint stage    a proposer gives a split of every dimension of every tensor; a random walk over loops is
-                   taken in these layouts; the best cost that it finds is the proposer's reward
+    joint stage    a proposer gives the tiles of the paper's template; a random walk over loops is taken in
+                   these layouts; the best cost that it finds is the proposer's reward
     loop-only      layouts as in the best; walkers step by the predictions of gradient-boosted trees, the best
                    of each batch are costed
 
-Source: Xu et al., ALT (EuroSys 2023): the one-level template (N H/h W/w O/o h w o), Eq. 2 (factor = round(D
-a), here brought to the nearest divisor), Eq. 3 (reward = U - cost), random walks over loops, a learned cost
-model with top-k. The space is a part of the exact one: layouts of one split per dimension.
+Source: Xu et al., ALT (EuroSys 2023): the templates of section 5.1 (`template`), Eq. 2 (factor = round(D a),
+here brought to the nearest divisor), Eq. 3 (reward = U - cost), random walks over loops, a learned cost model
+with top-k. Proposers are random shares, a tree-structured Parzen estimator, and the paper's actor-critic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as Dict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import log2
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dse.layout.address import row_major
+from dse.layout.primitive import LayoutError
 from dse.layout.text import parse
 from dse.mapper.baselines.annealing import features, fit_model, neighbour
 from dse.mapper.baselines.random import ATTEMPTS, Choices, draw, mapping_of
+from dse.mapper.exact.layout_aware import PricedMappings, layout_pricing
 from dse.mapper.exact.spatial import divisors
+from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, Mapping, TensorLayout
+from dse.mapping.searched import mappings_of
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
 from dse.sim.levels import transfer
 from workloads.arrays import Floats
-from workloads.einsum import Projection
+from workloads.einsum import Dim, Einsum, Projection
 
 WALK = 10  # costs of loops per layout
 BATCH = 32  # neighbours that the model ranks
@@ -72,11 +78,110 @@ def factor(size: int, share: float) -> int:
     return min(divisors(size), key=lambda d: (abs(d - wanted), d))
 
 
-def text(p: Projection, factors: Sequence[int]) -> str:
-    """The one-level template: all dimensions in order, then their tiles in order."""
-    rows = [(name, d.size, f) for name, d, f in zip(transfer.dim_names(p), p.dims, factors, strict=True)]
-    outer = [f"{name}/{f}" if f > 1 else name for name, n, f in rows if f < n or n == 1]
-    return " ".join([*outer, *(f"{name.lower()}{f}" if f < n else name for name, n, f in rows if f > 1)])
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The paper's template of a product (section 5.1): which ranks the layouts of its tensors tile.
+
+    output         N H/ht W/wt O/ot ht wt ot, or a second level of tiles between
+    first operand  N H/ht W/wt I/it (windows of ht rows) (of wt columns) it
+    weights        O/ot' I/it' KH KW it' ot', where tiles are their own; of products of matrices
+                   K/kt N/nt kt nt, where they are the other tensors'
+    """
+
+    e: Einsum
+    tiled: dict[str, int]  # extents of the ranks that output and first operand tile
+    own: dict[str, int]  # of those that weights tile by themselves
+    levels: int  # levels of tiles of the output
+
+    def sizes(self) -> list[int]:
+        """The sizes that are split, one share each."""
+        return [n for rank, n in self.tiled.items() for _ in range(self._levels(rank))] + [*self.own.values()]
+
+    def _levels(self, rank: str) -> int:
+        return self.levels if rank in self.e.output.ranks() else 1
+
+    def texts(self, shares: Sequence[float]) -> dict[str, str]:
+        """The text of each tensor's layout. shares: one for each of `sizes()`."""
+        left, tiles = iter(shares), dict[str, list[int]]()
+        for rank, n in self.tiled.items():
+            tiles[rank] = []
+            for _ in range(self._levels(rank)):
+                n = factor(n, next(left))
+                tiles[rank].append(n)
+        own = {rank: [factor(n, next(left))] for rank, n in self.own.items()}
+        weights = _weight_ranks(self.e)
+        found = {p.tensor: self._text(p, tiles, weights) for p in (self.e.output, *self.e.inputs[:1])}
+        return found | {p.tensor: self._text(p, tiles | own, frozenset()) for p in self.e.inputs[1:]}
+
+    def _text(self, p: Projection, tiles: Dict[str, list[int]], channels: frozenset[str]) -> str:
+        """Outer parts of all dimensions, those of channels last, then the parts inside of them. channels: of
+        weights, none: those of the output are last inside.
+        """
+        rows = []
+        for name, d in zip(transfer.dim_names(p), p.dims, strict=True):
+            rank = d.terms[0][0] if len(d.terms) == 1 else ""
+            is_whole = d.size == self.e.sizes().get(rank)  # else a part of it is padding, which is not stored
+            chain = tiles.get(rank, []) if is_whole and d.terms[0][1] == 1 else []
+            if p.tensor != self.e.output.tensor:
+                chain = chain[:1]
+            is_windowed = not rank or d.terms[0][1] > 1
+            parts = self._window(p, name, d, tiles) if d.terms and is_windowed else split(name, d.size, chain)
+            rows.append((rank in channels, rank in self.e.output.ranks(), bool(chain), parts))
+        outer = rows if not channels else sorted(rows, key=lambda row: row[0])
+        if not channels:
+            outer = sorted(rows, key=lambda row: not row[2])
+        inner = outer if channels else sorted(rows, key=lambda row: row[1])
+        depth = max((len(parts) for *_, parts in rows), default=1)
+        groups = [
+            [parts[k] for *_, parts in (inner if k else outer) if k < len(parts) and parts[k]]
+            for k in range(depth)
+        ]
+        return " ".join(part for group in groups for part in group)
+
+    def _window(self, p: Projection, name: str, d: Dim, tiles: Dict[str, list[int]]) -> list[str]:
+        """Parts of a dimension that a window slides along: the rows that a tile of the output reads."""
+        steps = {rank: step for rank, step in d.terms if rank in tiles and rank in self.e.output.ranks()}
+        if p.tensor == self.e.output.tensor or len(steps) != 1:
+            return [name]
+        ((rank, stride),) = steps.items()
+        tile = tiles[rank][0]
+        size = max(d.hull(self.e.sizes() | {rank: tile}), stride * tile)
+        if tile == 1 or size >= d.size:
+            return [name] if tile == 1 else ["", name]
+        unfolded = f"~{size}" if size > stride * tile else ""
+        return [f"{name}/{stride * tile}", f"{name.lower()}{stride * tile}{unfolded}"]
+
+
+def _weight_ranks(e: Einsum) -> frozenset[str]:
+    return frozenset(rank for p in e.inputs[1:] for rank in p.ranks())
+
+
+def template(e: Einsum, levels: int = 1) -> Template:
+    """The template of a product. levels: of tiles of its output."""
+    weights, sizes = _weight_ranks(e), e.sizes()
+    windowed = {rank for p in e.tensors() for d in p.dims if len(d.terms) > 1 for rank in d.ranks()}
+    first = e.output.dims[0].ranks() if len(e.output.dims) > 2 else ()
+    batch = {rank for rank in first if rank not in weights | windowed}
+    tiled = {
+        rank: n
+        for rank, n in sizes.items()
+        if n > 1 and rank not in batch and not (rank in windowed and rank in weights)
+    }
+    has_own = bool(windowed) or len(e.output.dims) > 2
+    return Template(e, tiled, {rank: n for rank, n in tiled.items() if has_own and rank in weights}, levels)
+
+
+def split(name: str, size: int, tiles: Sequence[int]) -> list[str]:
+    """The parts of a dimension by level, outermost first; "": none at that level.
+
+    >>> split("H", 32, [8, 4]), split("H", 32, [32]), split("H", 32, [1]), split("H", 32, [])
+    (['H/8', 'h8/4', 'h4'], ['', 'H'], ['H', ''], ['H'])
+    """
+    ends, found = [size, *tiles, 1], list[str]()
+    for outer, inner in pairwise(ends):
+        start = name if outer == size else f"{name.lower()}{outer}"
+        found.append("" if outer == inner else f"{start}/{inner}" if inner > 1 else start)
+    return found if any(found) else [name]
 
 
 @dataclass(slots=True)
@@ -125,20 +230,26 @@ class _Search:
 
 
 def sampled(
-    problem: Problem, rng: Random, proposer: Proposer | None = None, joint: int = 300, loops: int = 700
+    problem: Problem,
+    rng: Random,
+    proposer: Proposer | None = None,
+    joint: int = 300,
+    loops: int = 700,
+    levels: int = 1,
 ) -> tuple[EinsumCost, list[float]] | Infeasible:
     """(the best that was found, the best figure after each cost that was asked for), row-major inside of the
-    machine. proposer: random shares by default.
+    machine. proposer: random shares by default; joint, loops: costs of the two stages; levels: of tiles of
+    the output (`template`).
     """
     search = _Search(problem, rng)
     proposer = proposer or Uniform(rng)
     e = problem.einsum
     home = problem.arch.levels[0].name
-    sizes = [d.size for p in e.tensors() for d in p.dims]
+    given = template(e, levels)
+    sizes = given.sizes()
     place: tuple[float, tuple[TensorLayout, ...], Choices | None] = (float("inf"), (), None)
     while len(search.curve) < joint:
-        factors = [factor(n, share) for n, share in zip(sizes, proposer.ask(sizes), strict=True)]
-        laid = _tensor_layouts(e.tensors(), factors, home)
+        laid = _tensor_layouts(e, given.texts(proposer.ask(sizes)), home)
         value, choices = _walk(search, laid, min(WALK, joint - len(search.curve)), place[2])
         proposer.tell(-value if value < float("inf") else -1e30)
         if value < place[0]:
@@ -163,16 +274,14 @@ def sampled(
     return search.best[1], search.curve
 
 
-def _tensor_layouts(
-    tensors: Sequence[Projection], factors: Sequence[int], home: str
-) -> tuple[TensorLayout, ...]:
-    found, at = [], 0
-    for p in tensors:
-        own = text(p, factors[at : at + len(p.dims)])
-        at += len(p.dims)
+def _tensor_layouts(e: Einsum, texts: Dict[str, str], home: str) -> tuple[TensorLayout, ...]:
+    """The layouts that are not row-major. A text that no part of a tensor fits is row-major too."""
+    found = []
+    for p in e.tensors():
         names, shape = transfer.dim_names(p), tuple(d.size for d in p.dims)
-        if parse(own, names, shape) != row_major(names, shape):
-            found.append(TensorLayout(home, p.tensor, own))
+        with suppress(LayoutError):
+            if parse(texts[p.tensor], names, shape) != row_major(names, shape):
+                found.append(TensorLayout(home, p.tensor, texts[p.tensor]))
     return tuple(found)
 
 
@@ -281,3 +390,51 @@ def _down(net: list[Floats], seen: Floats, slope: Floats) -> None:
         (d, slope.sum(keepdims=True)),
     ):
         one -= RATE * 10 * grad / n
+
+
+@dataclass(slots=True)
+class Tpe:
+    """Optuna's tree-structured Parzen estimator."""
+
+    study: Any
+    trial: Any = None
+
+    def ask(self, sizes: Sequence[int]) -> list[float]:
+        """Shares of the next trial."""
+        self.trial = self.study.ask()
+        return [self.trial.suggest_float(f"{k}", 1e-3, 1 - 1e-3) for k in range(len(sizes))]
+
+    def tell(self, reward: float) -> None:
+        """The reward of that trial."""
+        self.study.tell(self.trial, reward)
+
+
+def tpe(seed: int) -> Tpe:
+    """A proposer that learns densities of good and of bad shares."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return Tpe(optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed)))
+
+
+def sampled_mapping(
+    problem: Problem, proposer: str, seed: int, joint: int, loops: int, levels: int
+) -> PricedMappings | Infeasible:
+    """What `sampled` finds, as the one mapping of an einsum; its cost has the layouts. proposer: key of
+    PROPOSERS. Nothing is proven: the lower bound is 0.
+    """
+    found = sampled(problem, Random(seed), PROPOSERS[proposer](seed), joint, loops, levels)
+    if isinstance(found, Infeasible):
+        return found
+    cost, curve = found
+    pricing = layout_pricing(problem, cost.mapping)
+    space = mappings_of("imperfect_spatial", problem.arch, FREE)
+    return PricedMappings((pricing,), (cost,), 0.0, len(curve), space)
+
+
+# by value of solver.layout_proposer, from a seed
+PROPOSERS: dict[str, Callable[[int], Proposer]] = {
+    "random": lambda seed: Uniform(Random(seed)),
+    "tpe": tpe,
+    "actor-critic": lambda seed: Actor(np.random.default_rng(seed)),
+}
