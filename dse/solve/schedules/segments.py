@@ -718,26 +718,30 @@ def _in_workload_names(g: PipelineSearch, segment: Segment) -> Segment:
 
 
 def _why_infeasible(g: PipelineSearch, einsums: Sequence[Einsum], name: str) -> Infeasible:
-    """Returns why einsums do not run on the nodes: the bytes that a buffer needs at least, with pinned
-    weights spread over all nodes; or that the search found no schedule.
+    """Returns why einsums do not run on the nodes: the bytes that some buffer needs at least, however pinned
+    weights are spread over the nodes; or that the search found no schedule.
     """
     level, node_count = g.arch.levels[1], g.arch.instances(1)
     contexts = [StageContext(pinned=pinned(g, e)) for e in einsums]
-    min_bits = sum(
-        min(
+    other_bits = [
+        sum(n for t, n in min_tensor_bits(e, g.arch).items() if t not in context.pinned)
+        for e, context in zip(einsums, contexts, strict=True)
+    ]
+    # a node of each einsum holds its part beside the other tensors; some node the mean of all weights
+    part_bits = [
+        others
+        + min(
             stage_bits(part_of(e, tile), context, g.arch)
             for tile in tiles(e, node_count, may_share(g.arch, context))
         )
-        for e, context in zip(einsums, contexts, strict=True)
-    )
-    other_bits = max(
-        sum(n for t, n in min_tensor_bits(e, g.arch).items() if t not in context.pinned)
-        for e, context in zip(einsums, contexts, strict=True)
-    )
-    if min_bits and min_bits + other_bits > (level.capacity_bits or inf):
+        for e, context, others in zip(einsums, contexts, other_bits, strict=True)
+    ]
+    weight_bits = sum(stage_bits(e, context, g.arch) for e, context in zip(einsums, contexts, strict=True))
+    min_bits = max(*part_bits, min(other_bits) - (-weight_bits // node_count))
+    if weight_bits and min_bits > (level.capacity_bits or inf):
         return Infeasible(
             f"{level.name} with pinned weights",
-            -(-(min_bits + other_bits) // 8),
+            -(-min_bits // 8),
             (level.capacity_bits or 0) // 8,
             name,
         )
