@@ -178,7 +178,8 @@ def test_a_walk_moves_what_the_counts_say(seed: int) -> None:
             if r.level in names
         }
     )
-    assert {key: n for key, n in words(program(mapping, e, arch).moved).items() if n} == dict(rows)
+    moved = {key: n for key, n in words(program(mapping, e, arch).moved).items() if n}
+    assert moved == {key: n for key, n in rows.items() if n}  # rows of ports alone have no elements
 
 
 def row_by_row(bandwidth: float, double: bool, ports: str, bits: int = 8) -> Program:

@@ -157,8 +157,11 @@ class Unroller:
             self.open, self.block_steps = Counter(), 0
 
     def work(self, moved: Counter[tuple[int, Lane, str, str]]) -> Work:
-        """Elements as cycles of ports; they are tallied on the way."""
-        self.moved.update(moved)
+        """Elements as cycles of ports; they are tallied on the way. What arrives from outside is written, what
+        leaves to it read.
+        """
+        for (v, instance, tensor, action), n in moved.items():
+            self.moved[v, instance, tensor, {"fill": "write", "drain": "read"}.get(action, action)] += n
         found: Work = {}
         for (v, instance, tensor, action), n in moved.items():
             level = self.arch.levels[v]
@@ -215,7 +218,7 @@ class Unroller:
                 again = [x for x in wanted if self.fresh(node.at, lane, x)]
                 self.begun.update((node.at, lane, x) for x in {*wanted} - {*again})
                 wanted = again
-            self.pass_on(node, lane, len(wanted), "write", "read", moved)
+            self.pass_on(node, lane, len(wanted), "fill", "read", moved)
             tile.read.update(wanted)
         tile.fill = self.work(moved)
         node.tiles.append(tile)
@@ -234,7 +237,7 @@ class Unroller:
                     hull(node.tensor, {**env, rank: (env[rank][1], env[rank][1] + 1)})[d][0],
                 )
             gone = elements(node.tensor, spans)
-            self.pass_on(node, lane, len(gone), "read", "write", moved)
+            self.pass_on(node, lane, len(gone), "drain", "write", moved)
             tile.drained.update(gone)
             begun = [x for x in gone if (node.at, lane, x) in self.begun]
             self.begun.difference_update((node.at, lane, x) for x in begun)

@@ -646,7 +646,7 @@ def _wide_gap(arch: Arch, workload: Workload, solution: Solution) -> str:
         bound_pj, bound_cycles = bound_pj + c.count * pj, bound_cycles + c.count * cycles
         of_bound[outer] += c.count * _compulsory_pj(arch, n)  # type: ignore[assignment]
         of_bound["static"] += c.count * r.leak_mw * cycles / arch.clock_ghz  # type: ignore[assignment]
-    if isclose(gap, solution.energy_pj / bound_pj - 1, rel_tol=1e-6):
+    if bound_pj and isclose(gap, solution.energy_pj / bound_pj - 1, rel_tol=1e-6):
         parts = components(arch, solution)
         own = {outer: parts[0].dynamic_pj, "static": sum(one.static_pj for one in parts)}
         above = {name: pj - of_bound[name] for name, pj in own.items()}

@@ -626,7 +626,8 @@ def _with_parts_or_gogeta(
     main memory, and shares loops over ranks that are summed up.
     """
     answers = {"fused": found}
-    if parts := with_parts(arch, workload, found, options.single_objective):
+    # tensors retained in part are not timed at ports that serve some tensors
+    if not arch.with_ports() and (parts := with_parts(arch, workload, found, options.single_objective)):
         answers["parts"] = parts
     produced = {e.output.tensor for e in workload.einsums}
     reader_counts = Counter(
