@@ -252,7 +252,6 @@ def test_a_search_of_schedules_may_end_at_any_time(
     assert found_by[-1].left_out == ""
     *_, (best, gap) = value
     assert value[0] > value[-1]  # something was cut
-    assert len({*value}) > 1 + (schedule == "fused")
     for found, own_gap in value:
         assert best / (1 + gap) <= found * SLACK
         assert found / (1 + own_gap) <= best * SLACK

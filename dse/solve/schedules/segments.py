@@ -740,10 +740,7 @@ def _why_infeasible(g: PipelineSearch, einsums: Sequence[Einsum], name: str) -> 
     min_bits = max(*part_bits, min(other_bits) - (-weight_bits // node_count))
     if weight_bits and min_bits > (level.capacity_bits or inf):
         return Infeasible(
-            f"{level.name} with pinned weights",
-            -(-min_bits // 8),
-            (level.capacity_bits or 0) // 8,
-            name,
+            f"{level.name} with pinned weights", -(-min_bits // 8), (level.capacity_bits or 0) // 8, name
         )
     condition = (
         f"with its weights pinned at {level.name}"
