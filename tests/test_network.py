@@ -361,8 +361,8 @@ class Windows(Walk):
 
     links = 0.0
 
-    def add(self, at: int, level: str, tensor: str, action: str, n: float) -> None:
-        super().add(at, level, tensor, action, n)
+    def add(self, at: int, level: str, tensor: str, action: str, n: float, outside: str = "") -> None:
+        super().add(at, level, tensor, action, n, outside)
         if (level, tensor, action) != ("DRAM", "I", "read"):
             return
         f = self.arch.fanouts[0]

@@ -157,8 +157,8 @@ class Unroller:
             self.open, self.block_steps = Counter(), 0
 
     def work(self, moved: Counter[tuple[int, Lane, str, str]]) -> Work:
-        """Elements as cycles of ports; they are tallied on the way: what arrives from outside as written, what
-        leaves to it as read.
+        """Elements as cycles of ports; they are tallied on the way: what arrives from outside as written,
+        what leaves to it as read.
         """
         for (v, instance, tensor, action), n in moved.items():
             self.moved[v, instance, tensor, {"fill": "write", "drain": "read"}.get(action, action)] += n
