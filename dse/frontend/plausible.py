@@ -418,7 +418,7 @@ def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
             nearest = min(max(value, min(usual)), max(usual))
             if value > 0 and not 1 / far <= value / nearest <= far:
                 end = "most" if value > nearest else "least"
-                if is_dram:
+                if isinstance(node, Memory) and is_dram:
                     per_bit = {kind: getattr(component.dram(kind), f"{name}_per_bit") for kind in dram_kinds}
                     kind = min(dram_kinds, key=lambda kind: abs(per_bit[kind] * node.width_bits - nearest))
                     of = f"the {nearest:.4g} of {kind}, the {end} of the DRAMs of the tables, {size}"
