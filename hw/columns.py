@@ -66,7 +66,6 @@ class Columns:
     # [D, V] the same, or all dimensions for a level of which PEs share instances (`Fanout.shared`)
     around: NDArray[np.bool_]
     gated: NDArray[np.bool_]  # [roles] whether zeros of operands of a role are gated (`Compute.gates`)
-    lockstep: bool  # whether PEs step through operands in N:M together (`Compute.lockstep`)
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
@@ -82,6 +81,7 @@ class Columns:
     sizes: Ints  # [n, D] PEs along a dimension
     # [n, D, 2] whether reads are multicast along it, and whether writes are reduced
     shares: NDArray[np.bool_]
+    lockstep: NDArray[np.bool_]  # [n] whether PEs step through operands in N:M together (`Compute.lockstep`)
     clock_ghz: Floats  # [n]
     word_bits: Ints  # [n]
     leak_mw: Floats  # [n] of all instances
@@ -153,9 +153,9 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
     """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`,
-    `around`, `gated` and `lockstep`, which are the same in all, stay.
+    `around` and `gated`, which are the same in all, stay.
     """
-    first, names = groups[0], [one.name for one in fields(Columns)[4:]]
+    first, names = groups[0], [one.name for one in fields(Columns)[3:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
         for name in names
@@ -318,7 +318,6 @@ class Table:
         levels = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Memory)]
         arrays = [own[:-1] for node, own in zip(template, nodes, strict=True) if isinstance(node, Array)]
         gates = next((node.gates for node in template if isinstance(node, MacUnit)), ())
-        lockstep = any(node.lockstep for node in template if isinstance(node, MacUnit))
         memories = [(i, node) for i, node in enumerate(template) if isinstance(node, Memory)]
         below = np.array(
             [
@@ -338,7 +337,7 @@ class Table:
         by_role = [of_levels[i - 3 * len(ROLES) :][: len(ROLES)] for i in (0, len(ROLES), 2 * len(ROLES))]
         elem_bits, own_port, port_times = (np.stack(columns, axis=2) for columns in by_role)
         of_levels = of_levels[: -3 * len(ROLES)]
-        *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word = nodes[-1][:-1]
+        *of_mac_units, mac_unit_leak, mac_unit_area, vector_leak, vector_area, word, lockstep = nodes[-1][:-1]
         instances = [
             np.prod(sizes[:, ~below[:, v]] if v < len(levels) else sizes, axis=1)
             for v in range(len(levels) + 1)
@@ -361,7 +360,6 @@ class Table:
             below,
             below | np.array([bool(memory.along) for _, memory in memories]),
             np.array([of in gates for of in ROLES]),
-            lockstep,
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),
@@ -373,6 +371,7 @@ class Table:
             capacity,
             sizes.astype(np.int64),
             np.stack([multicast, reduce], axis=2).astype(bool),
+            lockstep.astype(bool),
             clock,
             word.astype(np.int64),
             total(leak, mac_unit_leak, vector_leak),
@@ -415,7 +414,7 @@ def _maker(
         if isinstance(node, Memory)
         else 3 * len(node.dims) + 1
         if isinstance(node, Array)
-        else len(compute_fields) + 6
+        else len(compute_fields) + 7
     )
 
     def family(of: object) -> int:
@@ -453,7 +452,7 @@ def _maker(
         assert isinstance(own_node, MacUnit)
         c, word = compute_of(spec, own_node), word_bits_of(spec, own_node)
         silicon = c.leak_mw, c.area_mm2, c.vector_leak_mw, c.vector_area_mm2
-        return *numbers_in(c, compute_fields), *silicon, word, family((family_of(c), word))
+        return *numbers_in(c, compute_fields), *silicon, word, c.lockstep, family((family_of(c), word))
 
     def numbers_in(built: Level | Compute, names: Sequence[str]) -> Row:
         return tuple(nan if (value := getattr(built, name)) is None else value for name in names)

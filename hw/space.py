@@ -57,7 +57,7 @@ HEAD = (
     "word_bits",
     "overlap",
 )  # fields of Machine that belong to no node
-OF_FILES = ("name", "dims", "in_core", "takes", "lockstep")  # fields of nodes that no axis names
+OF_FILES = ("name", "dims", "in_core", "takes")  # fields of nodes that no axis names
 # roles of fields that component tables fill where a machine file does not
 TABULATED: tuple[FieldRole, ...] = ("price", "leakage", "area")
 CONSTANTS = ("align", "pes", "macs", "vector")  # numbers of the tiling block

@@ -11,16 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store
 from dse.sim.counts.counts import count
+from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import Problem, lower_bound
 from dse.solve import solve
 from dse.solve.options import SolverOptions
-from hw import machine
+from hw import machine, space
 from hw.arch import Arch, Compute, Fanout, Level
+from hw.columns import Table
 from tests.amount import amount
 from tests.nests import random_arch, random_mapping
 from tests.oracle import walk
@@ -115,3 +118,20 @@ def test_other_schedules_refuse_it_in_one_line() -> None:
             solve.check_rules(machine.arch(spec), held, SolverOptions(schedule=schedule))  # type: ignore[arg-type]
     solve.check_rules(machine.arch(spec), both, SolverOptions(schedule="fused"))
     assert e.inputs[0].density == 1
+
+
+def test_a_study_has_machines_with_and_without_lockstep_and_their_own_bounds() -> None:
+    """`--set` and axes name the field; each row of the columns is bounded as its own machine is."""
+    template = machine.load("edge_array")
+    assert space.override(template, {"mac.lockstep": True}).nodes[-1].lockstep  # type: ignore[union-attr]
+    few = space.parse(template, {"mac.lockstep": [False, True], "array.x": [4, 8]})
+    e = einsum(GEMM, {"m": 8, "n": 4, "k": 16}, format={"A": "2:4"})
+    built, columns = Table(few).columns(np.arange(4))
+    found = np.transpose(bound_kernels.sequential([(e, 2)], columns)).tolist()
+    specs = [space.apply(template, space.values(few, i)) for i in range(4)]
+    alone = [bounds.sequential([(e, 2)], machine.arch(spec)) for spec in specs]
+    assert built.all()
+    assert columns.lockstep.tolist() == [False, False, True, True]
+    assert found == [pytest.approx(one, rel=1e-12) for one in alone]
+    assert found[0] != found[2]
+    assert len(set(columns.family[:, -1].tolist())) == 2

@@ -190,7 +190,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"foo": [1]},
             [
-                "space.foo is no field of machine edge_array; the nearest of 146 are regf.row, gbuf.row, "
+                "space.foo is no field of machine edge_array; the nearest of 147 are regf.row, gbuf.row, "
                 "regf.slow, gbuf.slow, regf.ports"
             ],
         ),

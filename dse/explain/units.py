@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any
 
@@ -189,7 +189,8 @@ def column(name: str, values: Sequence[Any]) -> list[str] | None:
             "" if v is None or v == "" else str(v) if isinstance(v, int) else number(float(v)) for v in values
         ]
     sizes = [abs(float(v)) for v in numbers if v and isfinite(v)]
-    max_ratio = MAX_BYTES_RATIO if steps is BYTES else MAX_UNIT_RATIO
+    # products of units are hard to compare at a glance: those of a column have one
+    max_ratio = MAX_BYTES_RATIO if steps is BYTES else inf if steps is EDP else MAX_UNIT_RATIO
     shared_step = (
         _step(min(max(sizes), min(sizes) / SMALLEST), steps)
         if steps is not COUNT and sizes and max(sizes) <= max_ratio * min(sizes)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from dse.explain import units
 from dse.mapping import matched
 from dse.mapping import schedule as schedules
+from dse.mapping.constraints import einsum_kind, rank_roles
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
-from dse.mapping.nest import Loop, bits_at, to_data, to_text
+from dse.mapping.nest import Loop, bits_at, role, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
@@ -27,8 +28,8 @@ from dse.sim.einsum.evaluate import GIVEN_MAPPING, LEFT_OPEN, EinsumCost, Segmen
 from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
 from dse.solve.options import SolverOptions, without_widths
-from dse.solve.schedules.fusible_segments import fusing_schedules
-from hw.arch import Arch
+from dse.solve.schedules.fusible_segments import fusing_schedules, widths_in_the_way
+from hw.arch import ALL_OTHERS, Arch
 from workloads.einsum import Einsum, show
 from workloads.graph import (
     Workload,
@@ -57,6 +58,8 @@ WHOLE_SHARES = ("all", "1")  # texts that mean the whole tensor
 LARGE_EXCHANGE = 0.1
 SCREEN_NAMES = {"energy_steady_pj": "steady_state_energy_pj"}  # totals with another name on screens
 WHY = "--why: the certificate in full, what was searched and what not, what may help"
+BUSY_ENOUGH = 0.5  # share of the peak from which nothing is said of ports that keep MAC units waiting
+PART = "part of the schedule"  # certificate of an einsum that was searched together with others
 LARGE_GAP = 0.1  # above this gap to the bound a sentence says what may help
 WIDE_GAP = 0.25  # above this gap to the bound a sentence says what the bound leaves out
 
@@ -155,11 +158,12 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
     that array, where one has a price. merge_pj: adding a partial sum of one PE to another PE's. elements:
     their bits by role, where a memory gives them a width of their own. shared_along: dimensions along which
     PEs share an instance, where they do so of a memory. core, takes: of machines with cores, or several
-    computes.
+    computes. lockstep: "yes" of computes whose PEs step together, where a machine has one.
     """
     has_widths, has_sharing = arch.narrows_or_widens(), bool(arch.with_sharing())
     has_links, has_vector = any(f.has_price() for f in arch.fanouts), arch.compute.alu_per_cycle is not None
     paths = arch.units or (arch,)
+    has_lockstep = any(path.compute.lockstep for path in paths)
     before: dict[str, str] = {}  # component -> arrays that stand right outside of it
     links: dict[str, dict[str, float | None]] = {}  # component -> prices of the network of these arrays
     core_of: dict[str, str] = {}
@@ -204,6 +208,7 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "write_pj_per_bit": level.write_pj / level.width_bits,
             **({} if arch.units else {"alu_pj": None}),
             "merge_pj": None,
+            **({"lockstep": ""} if has_lockstep else {}),
             **(links[level.name] if has_links else {}),
         }
         for level in arch.levels
@@ -212,6 +217,7 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
         unit, takes = path.compute, {"takes": str(path.compute.takes)} if arch.units else {}
         core = {"core": unit.core} if arch.cores() else {}
         row = {"component": unit.name, **core, "array": before[unit.name], "compute_pj": unit.mac_pj}
+        row |= {"lockstep": "yes" if unit.lockstep else ""} if has_lockstep else {}
         prices = {"merge_pj": unit.merge_pj} | (links[unit.name] if has_links else {})
         rows.append({**row, **takes, "alu_pj": unit.alu_pj if takes or not has_vector else None, **prices})
     if not arch.units:
@@ -339,7 +345,7 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
     known = [*fusing_schedules(arch, workload)]
     names = (name for name in known if solve.is_taken(arch, workload, SolverOptions(schedule=name)))
     if not (schedule_name := next(names, "")):
-        without = without_widths(arch.with_widths())
+        without = without_widths(widths_in_the_way(arch, workload))
         one_width = f" in memories that narrow or widen elements ({without}: without)" if without else ""
         rules = " under the rules of its `mapping`" * bool(known and arch.mapping)
         return f"{line}; no solver fuses them on {arch.name}{rules or one_width}"
@@ -387,7 +393,7 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
         return (
             f"{solution.left_out}: more seconds search the rest"
             if solution.left_out
-            else _gap_of_space(solution)
+            else _gap_and_port(arch, workload, solution)
         )
     if arch.models_layout():
         return (
@@ -422,7 +428,44 @@ def advice(arch: Arch, workload: Workload, solution: Solution) -> str:
             f"some MAC units are idle in {idle[0]}{more}: --set solver.factors=imperfect_spatial searches "
             "imperfect spatial factors too"
         )
-    return _gap_of_space(solution)
+    return _gap_and_port(arch, workload, solution)
+
+
+def _gap_and_port(arch: Arch, workload: Workload, solution: Solution) -> str:
+    return "; ".join(filter(None, (_gap_of_space(solution), _busiest_port(arch, workload, solution))))
+
+
+def _busiest_port(arch: Arch, workload: Workload, solution: Solution) -> str:
+    """What would help the einsum that takes most of the latency where a memory keeps MAC units waiting: the
+    port that is busiest there, and the tensor of most of its bits; "" where MAC units are busy enough.
+    """
+    costed = costed_einsums(workload, solution)
+    c, e = max(costed, key=lambda one: one[0].count * one[0].latency_cycles)
+    own = arch.unit(c.mapping.unit)
+    levels = {level.name: level for level in own.levels}
+    cycles = dict(c.price.busy_cycles)
+    share_of_peak = _ratios(arch, e, c)["share_of_peak"]
+    names = [name for name in bottlenecks(c) if name in levels]
+    if share_of_peak is None or share_of_peak >= BUSY_ENOUGH or not names:
+        return ""
+    level, moved = levels[names[0]], Counter[str]()
+    for row in c.counts:
+        if row.level == level.name:
+            moved[row.tensor] += row.elems * bits_at(level, row.tensor, e, own)  # type: ignore[assignment]
+    if not moved:
+        return ""
+    tensor, bits = moved.most_common(1)[0]
+    text = (
+        f"{e.name} has {percent(share_of_peak)} of the peak: the port of {level.name} works for "
+        f"{percent(cycles[level.name] / c.latency_cycles)} of the latency, "
+        f"{percent(bits / sum(moved.values()))} "
+        f"of its bits are {tensor}'s; a wider or faster port of {level.name.lower()} helps"
+    )
+    inside = own.levels[own.levels.index(level) + 1 :]
+    of = role(e, tensor)
+    if all(of not in one.may_keep for one in inside):
+        text += f", or a register in the PEs that keeps {of} (may_keep: [{of}])"
+    return text
 
 
 def _gap_of_space(solution: Solution) -> str:
@@ -456,7 +499,7 @@ def document(
             "stall_cycles": stall_cycles(arch, c),
             "optimality_gap": _finite(c.optimality_gap),
             "gap_to_bound": _finite(c.gap_to_bound),
-            "certificate": claim(c.certificate),
+            "certificate": claim(_proof(solution, c)),
             "mac_units_used": mac_units_used(c, e),
             **work(arch, e, c),
             **(place(arch, c) if arch.units else {}),
@@ -560,6 +603,13 @@ def directives(workload: Workload, solution: Solution, plan: Schedule | None = N
     )
 
 
+def _proof(solution: Solution, c: EinsumCost) -> str:
+    """Returns the certificate of an einsum; of one that was searched as part of a schedule, which has the
+    certificate, PART.
+    """
+    return PART if solution.schedule and solution.space and not c.space else c.certificate
+
+
 def short_certificate(certificate: str) -> str:
     """Returns how near the optimum a certificate says that a solution is, in one clause. The gap to the
     bound, what bounds it and what was searched are left out, but for rules that restricted it.
@@ -619,6 +669,7 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     words_of = space_words(solution.certificate) or {}
     of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
     found = of_space if why else [WHY]
+    found += _rules(arch, workload, solution) if why else []
     hints = (
         _wide_gap(arch, workload, solution),
         unfused_hint(arch, workload, solution),
@@ -628,6 +679,33 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
         _narrowed_sums(arch, workload, solution),
     )
     return [*found, *filter(None, hints)]
+
+
+def _rules(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
+    """A line per rule of the machine's block mapping: what each einsum has for the roles that it names."""
+    lines = []
+    for i, rule in enumerate(arch.mapping):
+        ranks = (*(rule.ranks or ()), *(one.rank for one in rule.factors), *rule.order, *rule.inside)
+        of_tensors = *rule.keep, *rule.bypass, *(one.tensor for one in rule.tile)
+        texts = []
+        for c, e in costed_einsums(workload, solution):
+            if rule.einsums and e.name not in rule.einsums and einsum_kind(e) not in rule.einsums:
+                texts.append(f"{c.name} not meant ({einsum_kind(e)})")
+                continue
+            sizes, roles = e.sizes(), rank_roles(e)
+            own = {
+                name: name if name in sizes else roles.get(name, "") for name in ranks if name != ALL_OTHERS
+            }
+            for name in of_tensors:
+                named = [p.tensor for p in e.tensors() if name == p.tensor]
+                of_role = [p.tensor for p in e.tensors() if role(e, p.tensor) == name]
+                own[name] = " ".join(dict.fromkeys(named or of_role))
+            resolved = ", ".join(
+                name if name == found else f"{name} = {found or 'none'}" for name, found in own.items()
+            )
+            texts.append(f"{c.name} {resolved}".rstrip())
+        lines.append(f"mapping[{i}]{f' at {rule.at.lower()}' * bool(rule.at)}: {'; '.join(texts)}")
+    return lines
 
 
 def _wide_gap(arch: Arch, workload: Workload, solution: Solution) -> str:
@@ -765,7 +843,7 @@ def network(
             ratios["macs_per_byte"],
             c.count * c.latency_cycles,
             round(needs(e, arch.word_bits).computed) * c.count,
-            short_certificate(c.certificate),
+            short_certificate(_proof(solution, c)),
         )
         for (c, e), names in by_energy
         for ratios in [_ratios(arch, e, c)]

@@ -37,6 +37,9 @@ FAR, FAR_DRAM = 5, 1.25
 MAX_SUM_BITS = 64  # a wider sum is hardly meant
 # bytes of a bank up to which an sram may be a register file, and ports that such a one has (2 read, 1 write)
 FILE_BYTES, FILE_PORTS = 1024, 3
+# of a memory of kind custom: bytes of a bank above which it is surely several, and bits of an access below
+# which its accesses may be single words of wide rows
+MAX_BANK, WIDE_BITS = 1 << 20, 64
 FAR_MAC = 3  # the same of a MAC unit without node_nm, for which the tables' range is that of all nodes
 OPERAND = 0.75  # share of a MAC's energy that an operand costs at most in a register of kind custom
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
@@ -333,23 +336,42 @@ def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
 
 
 def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
-    """Yields a line per memory of kind custom without a table whose writes and reads are far apart, or that
-    stands in every PE and costs more per operand than OPERAND of a MAC.
+    """Yields a line per memory of kind custom without a table whose writes and reads are far apart, by
+    themselves or beside the tables', that serves more accesses than banks of FILE_PORTS ports do, or
+    that stands in every PE and costs more per operand than OPERAND of a MAC.
     """
     custom = {
-        node.name.upper()
+        node.name.upper(): node
         for node in spec.nodes
         if isinstance(node, Memory) and node.kind == "custom" and not node.table
     }
     for v, level in enumerate(arch.levels):
         if level.name not in custom:
             continue
-        name, read, write = level.name.lower(), level.read_pj, level.write_pj
+        node, name, read, write = custom[level.name], level.name.lower(), level.read_pj, level.write_pj
+        ports = node.banks * FILE_PORTS
+        is_big = v > 0 and (node.capacity or 0) > FILE_BYTES * node.banks
+        is_sram = is_big and (node.capacity or 0) <= MAX_BANK * node.banks and node.width_bits >= WIDE_BITS
+        if is_sram and ports * (1 + 1e-9) < level.bandwidth < inf:
+            yield (
+                f"{name}.{'actions_per_cycle' if node.bandwidth is None else 'bandwidth'} asks for "
+                f"{level.bandwidth:.3g} accesses per clock of {counted(node.banks, 'bank')} in "
+                f"{component.show_bytes(node.capacity or 0)}: SRAM has one port per bank, register files "
+                f"up to {FILE_PORTS}; raise banks, or correct it if that is not meant"
+            )
         if min(read, write) > 0 and not ODD_ENERGY <= write / read <= 1 / ODD_ENERGY:
             yield (
                 f"{name}.write_pj = {write:.4g} is {write / read:.3g} times {name}.read_pj = {read:.4g}; "
                 "correct one of them if that is not meant"
             )
+        elif is_big and min(read, write) > 0 and (usual := _writes_per_read(spec, node, arch.word_bits)):
+            nearest = min(max(write / read, usual[0]), usual[1])
+            if not 1 / ODD_PART <= write / read / nearest <= ODD_PART:
+                yield (
+                    f"{name}.read_pj = {read:.4g} and {name}.write_pj = {write:.4g}: a write costs "
+                    f"{write / read:.2g} of a read, in the tables {usual[0]:.3g} to {usual[1]:.3g}; correct "
+                    "one of them if that is not meant"
+                )
         operand_pj, mac_pj = read / level.width_bits * arch.word_bits, arch.compute.mac_pj
         if (
             v == len(arch.levels) - 1
@@ -363,12 +385,23 @@ def _odd_custom(spec: Machine, arch: Arch) -> Iterator[str]:
             )
 
 
+def _writes_per_read(spec: Machine, node: Memory, word_bits: int) -> tuple[float, float] | None:
+    """Returns the least and the largest energy of a write over that of a read that the tables have for a
+    memory of kind custom; None: they have no such part.
+    """
+    usual = component.table_numbers(spec, node, word_bits)
+    pairs = zip(usual.get("read_pj", ()), usual.get("write_pj", ()), strict=True)
+    ratios = [write / read for read, write in pairs if read > 0]
+    return (min(ratios), max(ratios)) if ratios else None
+
+
 def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
     """Yields a line per energy, leakage or area of a part of kind custom that is over FAR times the largest
     that the tables have for such a part (FAR_DRAM of a DRAM, FAR_MAC of a MAC unit without node_nm), or
     as far below their smallest.
     """
     at = f" at {spec.node_nm:g} nm" if spec.node_nm else ""
+    dram_kinds = component.dram_kinds()
     parts = {level.name.lower(): level for level in arch.levels} | {spec.nodes[-1].name.lower(): arch.compute}
     for node in spec.nodes:
         if isinstance(node, Array) or node.kind != "custom":
@@ -380,19 +413,30 @@ def _far_from_tables(spec: Machine, arch: Arch) -> Iterator[str]:
             )
         is_dram = isinstance(node, Memory) and node.capacity is None
         far = FAR_DRAM if is_dram else FAR_MAC if isinstance(node, MacUnit) and not at else FAR
-        where = f"a DRAM, {size}" if is_dram else f"{size}{at}"
         for name, usual in component.table_numbers(spec, node, arch.word_bits).items():
             value = getattr(parts[node.name.lower()], name)
             nearest = min(max(value, min(usual)), max(usual))
             if value > 0 and not 1 / far <= value / nearest <= far:
+                end = "most" if value > nearest else "least"
+                if isinstance(node, Memory) and is_dram:
+                    per_bit = {kind: getattr(component.dram(kind), f"{name}_per_bit") for kind in dram_kinds}
+                    kind = min(dram_kinds, key=lambda kind: abs(per_bit[kind] * node.width_bits - nearest))
+                    of = f"the {nearest:.4g} of {kind}, the {end} of the DRAMs of the tables, {size}"
+                elif isclose(min(usual), max(usual)):
+                    of = f"the {nearest:.4g} that the tables have for {size}{at}"
+                else:
+                    ends = f"{min(usual):.4g} to {max(usual):.4g}"
+                    of = f"{nearest:.4g}, the {end} that the tables have for {size}{at} ({ends})"
                 yield (
-                    f"{node.name}.{name} = {value:.4g} is {value / nearest:.2g} times the {nearest:.4g} that "
-                    f"the tables have for {where}; correct it, or keep it if it is meant"
+                    f"{node.name}.{name} = {value:.4g} is {value / nearest:.2g} times {of}; correct it, or "
+                    "keep it if it is meant"
                 )
 
 
 def _odd_operations(spec: Machine, arch: Arch) -> Iterator[str]:
-    """Yields a line per energy of a MAC unit of kind custom that is far above that of a MAC."""
+    """Yields a line per energy of a MAC unit of kind custom that is far above that of a MAC, and where a
+    merge costs far more than another operation.
+    """
     unit, mac_pj = spec.nodes[-1], arch.compute.mac_pj
     assert isinstance(unit, MacUnit)
     for name in ("alu_pj", "merge_pj") if unit.kind == "custom" and not unit.vector_lanes else ():
@@ -401,6 +445,13 @@ def _odd_operations(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{unit.name}.{name} = {pj:.4g} is {pj / mac_pj:.2g} times {unit.name}.mac_pj = {mac_pj:.4g}"
                 "; correct one of them if that is not meant"
             )
+            return
+    pj, alu_pj = arch.compute.merge_pj, arch.compute.alu_pj
+    if unit.merge_pj is not None and pj > COSTLY_OP * alu_pj > 0:
+        yield (
+            f"{unit.name}.merge_pj = {pj:.4g} is {pj / alu_pj:.2g} times {unit.name}.alu_pj = {alu_pj:.4g}, "
+            "and a merge is one addition; correct one of them if that is not meant"
+        )
 
 
 # by part of a machine: its energy over the largest, and over the smallest, that the tables have at a node
@@ -532,7 +583,8 @@ def _unlike_tables(spec: Machine, arch: Arch) -> Iterator[str]:
         for name in given.get(node.name, ()):
             field = "bandwidth" if name in TABLE_RATES else name  # of a Level, in actions per cycle
             own, usual = (getattr(one[node.name.upper()], field) for one in (parts, plain_parts))
-            if usual > 0 and own < inf and not ODD_ENERGY <= own / usual <= 1 / ODD_ENERGY:
+            far = ODD_PART if name in ("read_pj", "write_pj") else 1 / ODD_ENERGY
+            if usual > 0 and own < inf and not 1 / far <= own / usual <= far:
                 value = getattr(node, name)
                 yield (
                     f"{node.name}.{name} = {value:.4g} is {own / usual:.3g} times the tables' "

@@ -251,8 +251,8 @@ class SolverOptions:
             return ""
         return (
             f"{refused} does not count PEs in lockstep ({compute}.lockstep, through {operand}): "
-            f"{who_counts({'lockstep', *features})} of each machine by itself; leave it out, or lockstep "
-            "out of the machine file"
+            f"{who_counts({'lockstep', *features})} of each machine by itself; leave it out, or --set "
+            f"{compute}.lockstep=false"
         )
 
     def _first_other(self, *schedules: str) -> str:

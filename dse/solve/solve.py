@@ -79,7 +79,7 @@ from dse.solve.layouts.sampled import sampled_mapping
 from dse.solve.options import PIPELINED_SCHEDULES, SolverOptions, without_widths
 from dse.solve.schedules.best import WITH_BOUND, best
 from dse.solve.schedules.fused import fused, with_certificate
-from dse.solve.schedules.fusible_segments import fusing_schedules, has_nodes
+from dse.solve.schedules.fusible_segments import fusing_schedules, has_nodes, widths_in_the_way
 from dse.solve.schedules.parts import with_parts
 from dse.solve.schedules.pipeline import pipelined
 from dse.solve.sharing.shared_fronts import SharedFronts, find_shared_fronts
@@ -518,7 +518,7 @@ def _search_schedule(
             "solver.schedule = fused: einsums share tensors in memories of one width, inside of none that "
             f"narrows or widens elements ({', '.join(f'{name}.bits' for name in widths)}), and {arch.name} "
             "has none; give sums of other widths a memory of their own (may_keep: [output]), or leave bits "
-            f"out ({without_widths(widths)})"
+            f"out ({without_widths(widths_in_the_way(arch, workload))})"
         )
     if options.schedule == "fused":
 

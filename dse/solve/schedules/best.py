@@ -10,7 +10,14 @@ from dataclasses import replace
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import covers
-from dse.sim.einsum.evaluate import ROUNDING_GAP, Solution, Violated, objective_value, relative_gap
+from dse.sim.einsum.evaluate import (
+    ROUNDING_GAP,
+    Solution,
+    Violated,
+    gap_in_space_text,
+    objective_value,
+    relative_gap,
+)
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import UNTIMED, among_schedules, evaluate
 from dse.solve.schedules.fused import with_certificate
@@ -76,7 +83,9 @@ def best(
             f"{workload.name} on {arch.name}: lower bound {lower_bound} above the cost {cost(chosen)} "
             f"of\n{chosen.schedule}"
         )
-    answer = with_certificate(chosen, relative_gap(cost(chosen), lower_bound), space, arch, workload)
+    gap = relative_gap(cost(chosen), lower_bound)
+    is_inside = chosen_name == claimed_name and claimed.certificate.startswith(gap_in_space_text(0))
+    answer = with_certificate(chosen, gap, space, arch, workload, is_inside)
     if chosen_name == claimed_name:
         return answer
     return replace(answer, certificate=f"taken: {BESIDE[chosen_name]}; {answer.certificate}")

@@ -366,15 +366,15 @@ CLAIM = re.compile(
 
 
 def with_certificate(
-    solution: Solution, gap: float, space: Space, arch: Arch, workload: Workload
+    solution: Solution, gap: float, space: Space, arch: Arch, workload: Workload, is_inside: bool = False
 ) -> Solution:
     """Returns a solution with optimality gap and certificate. space: the searched space to which the gap
     refers. The solution may lie outside of it, if it is that of one of the other solvers whose answers were
-    compared (their names: `space.beside`).
+    compared (their names: `space.beside`). is_inside: it is known to be of that space.
     """
     gap = min(gap, solution.gap_to_bound)
     assumptions = CLAIM.split(solution.certificate)[0] if solution.schedule else ""
-    to_check = solution.schedule if space.beside else None
+    to_check = solution.schedule if space.beside and not is_inside else None
     inside = (
         to_check is None
         or covers(space, to_check, with_conversions(workload, solution.conversions), arch) is None

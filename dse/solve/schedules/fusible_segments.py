@@ -66,6 +66,18 @@ def fusing_levels(arch: Arch) -> tuple[Level, ...]:
     return tuple(level for level in arch.levels[1:first] if {"input", "output"} <= set(level.may_keep))
 
 
+def widths_in_the_way(arch: Arch, workload: Workload) -> list[str]:
+    """Returns the fewest memories, outermost first, by their names in machine files, without whose `bits` a
+    machine fuses einsums of a workload; all that have `bits` where it does not without any.
+    """
+    widths = arch.with_widths()
+    for n in range(1, len(widths)):
+        narrowed = [replace(one, bits=()) if one.name.lower() in widths[:n] else one for one in arch.levels]
+        if "fused" in fusing_schedules(replace(arch, levels=tuple(narrowed)), workload):
+            return widths[:n]
+    return widths
+
+
 def array_of_cores(arch: Arch) -> Fanout | None:
     """Returns the array whose PEs run fused segments, each on its part of them; None if there is none."""
     f = next(iter(arch.fanouts), None)
