@@ -290,7 +290,7 @@ def test_residency_is_what_the_command_prints() -> None:
     assert any(e["to_next_period"] and e["tensor"] == "P_1" for e in told["edges"])
     assert len(told["phases"]) == 5
     assert told["Optimal"] == (
-        "lower bound for all orders and pipelines of operations, each operand read once"
+        "lower bound for all orders and pipelines of operations, each operand read once, places kept"
     )
     assert "28 words" in repr(found)
     assert "SEQ-Flex" in _texts(found._repr_html_())

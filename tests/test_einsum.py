@@ -263,7 +263,8 @@ def test_kinds(text: str, kind: str) -> None:
         ("C[m] = A[0*m]", {"m": 2}, "coefficient 0"),
         ("C[m] = A[m,m]", {"m": 2}, "stands twice in tensor A"),
         ("C[m] = A[m+m]", {"m": 2}, "stands twice in tensor A"),
-        ("C[m] = A[m] * A[m]", {"m": 2}, "a tensor stands twice"),
+        ("C[m] = A[m] * A[m]", {"m": 2}, "a tensor stands twice, A; name its second access A_again"),
+        ("C[m] = A[m] * C[m]", {"m": 2}, "a tensor stands twice, C; give the result a name of its own"),
     ],
 )
 def test_faults_are_one_clear_line(text: str, extents: dict[str, int], fault: str) -> None:

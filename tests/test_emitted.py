@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.frontend import api, runs
-from dse.sim.einsum.evaluate import Solution
+from dse.sim.einsum.evaluate import Memory, Solution
 from dse.solve import solve
 from dse.solve.gogeta import residency_plan as room
 from dse.solve.gogeta.clusters import between_clusters
 from dse.solve.gogeta.emitted import moved_words
+from dse.solve.gogeta.gogeta_configs import cause_text
 from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
 from dse.solve.options import SolverOptions
 from hw.arch import Arch, Compute, Fanout, Level
@@ -451,3 +452,16 @@ def test_a_stage_reads_twice_what_another_one_passes_to_it() -> None:
     assert stages.pipelined
     assert [branch.einsum for branch in stages.branches] == ["0.4", "0.4u", "0.5"]
     assert compared(arch, w, one.schedule) == []
+
+
+def test_what_a_schedule_retains_otherwise_than_its_list_is_told_by_sign_and_stages() -> None:
+    w = hpc.cg(rows=24, nnz=72, n=2, iterations=2)
+    staged, alone = (solved(SLICES, w, name).schedule for name in ("gogeta-df", "gogeta"))
+    assert staged
+    assert any(segment.pipelined for segment in staged.segments)
+    less, more = (Memory(10.0 + n, 10.0, 0.0, 0.0, 0.0, n, 0.0) for n in (5.0, -5.0))
+    fits = "what its list retains and does not fit beside the working tiles"
+    assert cause_text(less, "capacity_words", alone) == fits
+    assert "with stages retains nothing" in cause_text(less, "capacity_words", staged)
+    assert "beyond its list" in cause_text(more, "capacity_words", alone)
+    assert "nests read more than once" in cause_text(less, "reread_words", staged)

@@ -559,8 +559,11 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(f"tensor {p.tensor} cannot be {p.format}; an output is dense or csr")
         if p.format == "csr" and p is projections[0]:
             _check_compressed_output(p, projections[1:])
-    if len(names) != len(set(names)):
-        raise WorkloadError("a tensor stands twice; give its second access a name of its own")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        again = f"name its second access {twice[0]}_again"
+        if twice[0] == names[0]:
+            again = "give the result a name of its own"
+        raise WorkloadError(f"a tensor stands twice, {twice[0]}; {again}")
     for what, by_tensor in given.items():
         for tensor in set(by_tensor) - set(names):
             tensors = ", ".join(names)

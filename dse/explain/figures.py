@@ -35,6 +35,7 @@ from workloads.graph import Workload, counts, unique
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Access
+    from dse.solve.gogeta.optimum import RetainedSpan
     from dse.solve.gogeta.traffic import TrafficReport
 
 Values = NDArray[np.float64]
@@ -376,6 +377,16 @@ class LevelUse(NamedTuple):
     which: str = "one"  # instance: one, or all together
 
 
+@dataclass(slots=True)
+class _Stay:
+    """Words of a tensor that stay from one step to another."""
+
+    start: int
+    end: int
+    words: float
+    size: int  # words of the whole tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Residency:
     """The tensors that are retained on chip, over time."""
@@ -391,6 +402,10 @@ class Residency:
 
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residency:
     """Returns the optimal retention between operations. A step is one phase; as published, one access.
+
+    A bar stands from the step that makes or first reads its tensor to the one that reads it, and in both, as
+    what a phase finds and what it leaves takes space while it runs; as published up to the access that reads
+    it. Below are the words that `gogeta/retention.py` counts.
 
     The optimum of a loop is found on a few of its periods (iterations), of which the middle ones stand for
     all but the first and last (gogeta/optimum.py): one of these is shown. What it finds on chip begins at
@@ -415,24 +430,44 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
             for s in spans
         ]
     names = _step_names(report, listed.accesses)[first_step:end_step]
-    # key: tensor, end, size. A span that begins where an equal one ends prolongs its bar
-    bars: dict[tuple[str, int, float], RetentionBar] = {}
+    # a phase has what it finds and what it leaves while it runs; an access of the published list ends what it
+    # reads
+    through = 0 if report.published else 1
+    stays = dict[str, list[_Stay]]()
     for s in sorted(spans, key=lambda s: (s.first, s.last)):
-        start, end = max(s.first, first_step), min(s.last, end_step)
-        if start >= end:
-            continue
-        adjoining_bar = bars.pop((s.tensor, start, s.words), None)
-        bars[s.tensor, end, s.words] = RetentionBar(
-            s.tensor.partition("@")[0],
-            adjoining_bar.start if adjoining_bar else start - first_step,
-            end - first_step,
-            s.words * word_bytes,
-            s.size * word_bytes,
+        start, end = max(s.first, first_step), min(s.last + through, end_step)
+        before = stays.setdefault(s.tensor, [])
+        if before and before[-1].end >= start:  # of a phase that two stays have in common the larger is shown
+            if before[-1].words == s.words:
+                before[-1].end = end
+                continue
+            if before[-1].words > s.words:
+                start = before[-1].end
+            else:
+                before[-1].end = start
+        before.append(_Stay(start, end, s.words, s.size))
+    bars = [
+        RetentionBar(
+            tensor.partition("@")[0],
+            stay.start - first_step,
+            stay.end - first_step,
+            stay.words * word_bytes,
+            stay.size * word_bytes,
         )
-    held_bytes = tuple(
-        sum(s.words * word_bytes for s in spans if s.first <= i < s.last) for i in range(first_step, end_step)
+        for tensor, of_tensor in stays.items()
+        for stay in of_tensor
+        if stay.start < stay.end
+    ]
+    used_bytes = tuple(
+        (
+            sum(s.words for s in spans if s.first <= i < s.last)
+            if report.published
+            else _used_words(listed.accesses[i], [s for s in spans if s.first <= i <= s.last], i)
+        )
+        * word_bytes
+        for i in range(first_step, end_step)
     )
-    rows = tuple(sorted(bars.values(), key=lambda bar: (bar.start, bar.end)))
+    rows = tuple(sorted(bars, key=lambda bar: (bar.start, bar.end)))
     return Residency(
         f"{workload.name} on {arch.name}: retained in {arch.levels[1].name} between operations, "
         f"lowest traffic{', one iteration' * (loops > few)}",
@@ -440,8 +475,27 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
         tuple(float(i + 1) for i in range(end_step - first_step)),
         "",
         rows,
-        (LevelUse(arch.levels[1].name, held_bytes, report.capacity_words * word_bytes, "all"),),
+        (LevelUse(arch.levels[1].name, used_bytes, report.capacity_words * word_bytes, "all"),),
         tuple(arch.components()),
+    )
+
+
+def _used_words(a: Access, spans: Sequence[RetainedSpan], phase: int) -> float:
+    """Returns the words that a phase takes on chip: what it needs whole, what stays through it, and of
+    tensors that share a place the more of what it finds and leaves. spans: those that touch the phase.
+    """
+    from dse.solve.gogeta.retention import sharing_space
+
+    return (
+        a.resident_words
+        + sum(s.words for s in spans if s.first < phase < s.last)
+        + sum(
+            max(
+                sum(s.words for s in spans if s.last == phase and s.tensor in members),
+                sum(s.words for s in spans if s.first == phase and s.tensor in members),
+            )
+            for members in sharing_space(a)
+        )
     )
 
 

@@ -10,7 +10,7 @@ from dse.explain.values import Table
 from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.clusters import between_clusters
-from dse.solve.gogeta.gogeta_configs import CAUSES, main_cause
+from dse.solve.gogeta.gogeta_configs import cause_text, main_cause
 from hw.arch import Arch
 from workloads.graph import Workload
 
@@ -64,7 +64,10 @@ def ranking_table(
                 _rank(name, listed),
                 _rank(name, moved),
                 None if links is None else links * word_bytes,
-                f"{CAUSES[cause]}: {getattr(memory, cause) * word_bytes / 2**20:+.4g} MiB" if cause else "",
+                f"{cause_text(memory, cause, schedule)}: "
+                f"{getattr(memory, cause) * word_bytes / 2**20:+.4g} MiB"
+                if cause
+                else "",
             )
         )
     said = "; ".join(

@@ -206,7 +206,9 @@ def solve_configuration(
     )
     method_text = optimum_text if configuration.retention_policy is None else f"{name}, a policy"
     space = _space(arch, attempts, best, configuration, mappings)
-    claim = f"{method_text}{_difference_text(memory)}; {solution.certificate}{certificate_words(space)}"
+    claim = (
+        f"{method_text}{_difference_text(memory, schedule)}; {solution.certificate}{certificate_words(space)}"
+    )
     return replace(solution, memory=memory, certificate=f"schedule {name}: {claim}", space=space)
 
 
@@ -243,8 +245,18 @@ CAUSES = {
     "in_registers_words": "results that it does not count",
     "not_fused_words": "tensors that it passes on or reads once for all, and no shared loop does",
     "reread_words": "operands that nests read more than once",
-    "capacity_words": "what does not fit beside the working tiles",
+    "capacity_words": "what its list retains and does not fit beside the working tiles",
 }
+RETAINED_MORE = "what it retains beyond its list, also instead of passing it on"  # capacity_words below 0
+STAGES_RETAIN_NOTHING = "what its list retains: a schedule with stages retains nothing"
+
+
+def cause_text(memory: Memory, cause: str, schedule: Schedule | None) -> str:
+    """Returns what a key of CAUSES means in a schedule."""
+    if cause == "capacity_words" and memory.capacity_words < 0:
+        return RETAINED_MORE
+    staged = any(segment.pipelined for segment in schedule.segments) if schedule else False
+    return STAGES_RETAIN_NOTHING if cause == "capacity_words" and staged else CAUSES[cause]
 
 
 def main_cause(memory: Memory) -> str:
@@ -257,14 +269,14 @@ def main_cause(memory: Memory) -> str:
     return max(CAUSES, key=lambda name: getattr(memory, name) * (1 if excess_words > 0 else -1))
 
 
-def _difference_text(memory: Memory) -> str:
+def _difference_text(memory: Memory, schedule: Schedule) -> str:
     """Returns the part of a certificate that compares the words that move with those of the list of phases,
     and names the main cause of the difference; "" if there is none.
     """
     cause = main_cause(memory)
     return (
         f"; {memory.moved_words:.4g} words move, {memory.listed_words:.4g} in the list of phases: "
-        f"{CAUSES[cause]}"
+        f"{cause_text(memory, cause, schedule)}"
         if cause
         else ""
     )

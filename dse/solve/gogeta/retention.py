@@ -6,10 +6,13 @@ While a phase runs, retained words share the buffer by these rules:
     - Words that are on chip before the phase occupy their space until its results are complete. Words that
       remain on chip after the phase need space from its begin on. So the larger of both counts for each
       tensor.
-    - A result may replace an operand, element for element, if the operand is read for the last time: the
-      larger of both counts once.
+    - A result may replace an operand of its operation, element for element, if the operand is read for the
+      last time: the larger of both counts once.
     - A tensor that each step of the phase needs whole takes its full space during the phase, and no more
       if it is retained.
+
+Schedules that let a result take other places while a phase runs (of a word that is dropped and read again
+later, or of an operand of an earlier stage) are not among them, and may move fewer words.
 
 The linear program:
 
@@ -118,7 +121,7 @@ def _gaps(listed: AccessList) -> _Gaps:
     ]
     places = []
     for i, a in enumerate(listed.accesses):
-        for n, tensors in enumerate(_sharing_space(a)):
+        for n, tensors in enumerate(sharing_space(a)):
             before, after = (
                 tuple(gap_at[i, t] for t in tensors if (i, t) in gap_at) for gap_at in (ends, starts)
             )
@@ -141,7 +144,7 @@ def _gaps(listed: AccessList) -> _Gaps:
     )
 
 
-def _sharing_space(a: Access) -> list[list[str]]:
+def sharing_space(a: Access) -> list[list[str]]:
     """Returns the groups of tensors that share space in a phase: tensors with those that replace them, and
     every other tensor by itself. Tensors that the phase needs whole are in no group: `resident_words` counts
     them.
@@ -431,7 +434,7 @@ def _matrix(entries: Sequence[tuple[int, int, float]], rows: int, columns: int) 
 
 
 def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> float:
-    """Returns a lower bound on the words of any retention, valid for any prices >= 0 (Lagrange).
+    """Returns a lower bound on the words of any retention under these rules, for any prices >= 0 (Lagrange).
 
     Retained words pay a price for their space instead of having to fit. The words before and after a place
     may share its price in any way. Then the minimum is taken tensor by tensor: a tensor stays whole all the
@@ -505,7 +508,7 @@ def policy(
         for t in users:
             next_read[t] = next_reads[t][-1]
         retained_after = dict(retained)
-        for members in _sharing_space(a):
+        for members in sharing_space(a):
             inherited = sum(retained.get(t, 0) for t in members if next_read[t] >= AFTER_END)
             for t in (t for t in members if next_read[t] < AFTER_END and t in a.written):
                 retained_after[t] = min(inherited, size[t])

@@ -57,7 +57,8 @@ class TrafficReport:
     operations: tuple[Einsum, ...]  # of the same periods
     phases: tuple[Phase, ...]  # GOGETA's, of one period
     order: tuple[Phase, ...]  # the phases of `optimal`, of one period
-    # whether no other order or fusion of operations moves fewer words than `optimal`
+    # whether no other order or fusion of operations moves fewer words than `optimal`, under the rules of
+    # `retention`
     is_minimum: bool = False
     published: bool = False  # whether words are counted as in the publication (`CountingRule`)
     overfull_operations: int = 0  # operations of a period that cannot read each operand once
@@ -71,8 +72,8 @@ class TrafficReport:
         return self.best_policy.words() / self.optimal.cost - 1
 
     def bound(self) -> float:
-        """Returns a lower bound on the words of any schedule in the order of the optimum: bound of the list
-        of accesses, plus words that operations must read again.
+        """Returns a lower bound on the words of any schedule in the order of the optimum, under the rules of
+        `retention`: bound of the list of accesses, plus words that operations must read again.
         """
         return self.optimal.bound + self.rereads.words
 
