@@ -29,7 +29,7 @@ from dse.sim.counts.actions import fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import alike_ranks, stored_bits
-from tests.oracle import alone, gate, kept, width
+from tests.oracle import Walk, alone, gate, kept, width
 from workloads.einsum import Dim, Einsum, Projection
 
 # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -96,19 +96,33 @@ def _interleaved(nodes: list[Node], order: Order) -> Iterator[tuple[Node, ...]]:
 
 
 @lru_cache(maxsize=1 << 14)
-def chains(extent: int, loops: tuple[int, ...], tiles: str) -> tuple[tuple[int, ...], ...]:
+def chains(extent: int, loops: tuple[int, ...], tiles: str, slot: int = 1) -> tuple[tuple[int, ...], ...]:
     """Tiles that every loop leaves, the last one 1. loops: 0 in time, else lanes that a loop in space may use
-    at most.
+    at most. slot: neighbours of which no lane gets a part.
     """
     if not loops:
         return ((),) if extent == 1 else ()
-    if loops[0]:
-        own = sorted(
-            {-(-extent // n) for n in range(1, loops[0] + 1) if tiles != "perfect" or extent % n == 0}
-        )
+    if loops[0] and extent % slot:
+        own = [extent]
+    elif loops[0]:
+        own = [n * slot for n in chains_of_one(extent // slot, loops[0], tiles)]
     else:
         own = [n for n in range(1, extent + 1) if tiles == "imperfect" or extent % n == 0]
-    return tuple((n, *rest) for n in own for rest in chains(n, loops[1:], tiles))
+    return tuple((n, *rest) for n in own for rest in chains(n, loops[1:], tiles, slot))
+
+
+def chains_of_one(extent: int, lanes: int, tiles: str) -> list[int]:
+    """Tiles that a loop in space leaves."""
+    return sorted({-(-extent // n) for n in range(1, lanes + 1) if tiles != "perfect" or extent % n == 0})
+
+
+def slot_of(e: Einsum, arch: Arch, rank: str) -> int:
+    """Neighbours along a rank of which a lane gets all or none where lanes step together (`Walk.stepped`)."""
+    stepped = Walk(Mapping(()), e, arch).stepped(e.inputs[0])
+    if stepped is None or stepped.dims[-1].terms[0][0] != rank:
+        return 1
+    few, long = map(int, stepped.format.split(":"))
+    return long // few if long % few == 0 else long
 
 
 @lru_cache(maxsize=1 << 14)
@@ -243,7 +257,9 @@ class Space:
     def chains(self, rank: str, kinds: tuple[int, ...]) -> np.ndarray:
         if (rank, kinds) not in self.options:
             e = self.problem.einsum
-            found = chains(e.sizes()[rank], loops_of(e, self.problem.arch, kinds, rank), self.tiles)
+            arch = self.problem.arch
+            lanes = loops_of(e, arch, kinds, rank)
+            found = chains(e.sizes()[rank], lanes, self.tiles, slot_of(e, arch, rank))
             self.options[rank, kinds] = np.array(found, np.int64).reshape(len(found), len(kinds))
         return self.options[rank, kinds]
 

@@ -9,30 +9,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import numpy as np
 import pytest
 
-from dse.mapping.constraints import FREE
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store
+from dse.mapper.baselines.cost_descending import cost_descending
+from dse.mapper.baselines.exhaustive import exhaustive
+from dse.mapper.baselines.random import random
+from dse.mapping.constraints import Factors
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
 from dse.sim.counts.counts import count
 from dse.sim.einsum import bound_kernels, bounds
-from dse.sim.einsum.evaluate import Problem, lower_bound
+from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from hw import machine, space
 from hw.arch import Arch, Compute, Fanout, Level
 from hw.columns import Table
 from tests.amount import amount
+from tests.enumeration import size
 from tests.nests import random_arch, random_mapping
 from tests.oracle import walk
 from tests.prove.mappers import compared, confirmed, priced_all
-from workloads.einsum import einsum
+from workloads.einsum import Einsum, einsum
 from workloads.text import workload as workload_of
 
+GEMM = "C[m,n] += A[m,k] * B[k,n]"
 TEXTS = (
-    "C[m,n] += A[m,k] * B[k,n]",
+    GEMM,
     "C[b,m,n] += A[m,k] * B[b,k,n]",
     "C[m] += A[m,k] * B[k]",
     "C[m] += A[m,k] * B[m,k]",  # no PEs share what they take of B: each takes its own values alone
@@ -78,32 +84,47 @@ def test_counts_are_those_of_a_walk_over_the_slots_of_groups(seed: int) -> None:
         assert found[key] == pytest.approx(asked, rel=1e-9, abs=1e-9), (key, str(cut(m)), str(arch))
 
 
+def in_whole_slots(mapping: Mapping, e: Einsum) -> bool:
+    """Whether the parts of k that spatial loops hand out, the last and smallest too, are whole slots: a slot
+    is of M / N values, or of a group where that is no number of values.
+    """
+    n, m = map(int, e.inputs[0].format.split(":"))
+    slot, parts = (m // n if m % n == 0 else m), {e.sizes()["k"]}
+    for node in mapping.nodes:
+        if isinstance(node, Loop) and node.rank == "k":
+            cut = {min(node.tile, part - at) for part in parts for at in range(0, part, node.tile)}
+            if node.over and cut != parts and any(part % slot for part in cut):
+                return False
+            parts = cut
+    return True
+
+
 @pytest.mark.parametrize("seed", range(amount(40, 6)))
 def test_answers_are_the_best_of_all_mappings(seed: int) -> None:
-    rng = Random(f"lockstep/{seed}")
-    n, m = rng.choice([(1, 2), (2, 4)])
-    sizes = {"m": rng.choice([1, 2, 3]), "n": rng.choice([1, 2]), "k": m * rng.choice([1, 2])}
-    e = einsum("C[m,n] += A[m,k] * B[k,n]", sizes, format={"A": f"{n}:{m}"})
-    array = Fanout(
-        "PE", 2, (("X", 2), ("Y", 2)), (True, rng.random() < 0.7), (rng.random() < 0.7, rng.random() < 0.7)
-    )
-    levels = (
-        Level("DRAM", None, 8, 20.0, 20.0, bypass=False),
-        Level("GBUF", rng.choice([64, 128, 400]), 8, 2.0, 3.0, bandwidth=rng.choice([1.0, 4.0])),
-        Level("REGF", rng.choice([16, 40]), 8, 0.2, 0.3, may_keep=rng.choice([("output",), ("weight",)])),
-    )[: rng.choice([2, 3])]
-    compute = Compute(1.0, 1.0, lockstep=True)
-    arch = Arch("steps", levels, (array,), compute, 1.0, 8, overlap="free")
-    problem = Problem(arch, e, rng.choice(["energy", "edp", "latency"]))
-    best = priced_all(problem, "perfect", FREE)
-    found = solve.optimal(problem, "perfect")
+    rng, many = Random(f"lockstep/{seed}"), inf
+    while many > 1500:
+        n, m = rng.choice([(1, 2), (2, 4), (1, 4), (3, 4), (4, 8)])
+        sizes = {"m": rng.choice([1, 2, 3]), "n": rng.choice([1, 2]), "k": m * rng.randint(1, 3)}
+        e = einsum(GEMM, sizes, format={"A": f"{n}:{m}"})
+        dims = ("X", rng.randint(1, 8)), ("Y", rng.randint(1, 8))
+        reduce = rng.random() < 0.7, rng.random() < 0.7
+        array = Fanout("PE", rng.choice([1, 2]), dims, (True, rng.random() < 0.7), reduce)
+        held = rng.choice([("output",), ("weight",)])
+        levels = (
+            Level("DRAM", None, 8, 20.0, 20.0, bypass=False),
+            Level("GBUF", rng.choice([64, 128, 400]), 8, 2.0, 3.0, bandwidth=rng.choice([1.0, 4.0])),
+            Level("REGF", rng.choice([16, 40]), 8, 0.2, 0.3, may_keep=held),
+        )[: rng.choice([2, 3])]
+        arch = Arch("steps", levels, (array,), Compute(1.0, 1.0, lockstep=True), 1.0, 8, overlap="free")
+        problem = Problem(arch, e, rng.choice(["energy", "edp", "latency"]))
+        tiles: Factors = rng.choice(["perfect", "imperfect_spatial"])
+        many = size(e, arch, tiles, "tensors")
+    best = priced_all(problem, tiles)
+    found = solve.optimal(problem, tiles)
     assert [*confirmed(problem, best), *compared(problem, best, found, "lockstep")] == []
-    assert isinstance(found, Infeasible) or lower_bound(problem) <= found[0].energy_pj * max(
-        1.0, found[0].latency_cycles
-    )
-
-
-GEMM = "C[m,n] += A[m,k] * B[k,n]"
+    for mapper in (cost_descending, random, exhaustive):
+        one = mapper(problem, Random(seed), **({"mappings": 30} if mapper is random else {}))
+        assert isinstance(one, Infeasible) or in_whole_slots(one[0].mapping, e)
 
 
 def test_other_schedules_refuse_it_in_one_line() -> None:
@@ -135,3 +156,49 @@ def test_a_study_has_machines_with_and_without_lockstep_and_their_own_bounds() -
     assert found == [pytest.approx(one, rel=1e-12) for one in alone]
     assert found[0] != found[2]
     assert len(set(columns.family[:, -1].tolist())) == 2
+
+
+def test_pes_get_whole_slots() -> None:
+    """16 PEs on 8 slots, and a temporal loop that leaves no whole ones, are refused in one line and not
+    found.
+    """
+    dims = (("X", 4), ("Y", 4))
+    levels = (Level("DRAM", None, 8, 20.0, 20.0, bypass=False), Level("GBUF", 1 << 13, 8, 2.0, 3.0))
+    array = Fanout("PE", 2, dims, (True, True), (True, True))
+    arch = Arch("steps", levels, (array,), Compute(1.0, 1.0, lockstep=True), 1.0, 8, overlap="free")
+    e = einsum(GEMM, {"m": 1, "n": 1, "k": 16}, format={"A": "2:4"})
+    stores, apart = "store DRAM A B C\n", replace(arch, compute=replace(arch.compute, lockstep=False))
+    for text, least in (
+        ("parfor k tile 4 over X\nparfor k tile 1 over Y", 2),
+        ("for k tile 4\nparfor k tile 1 over Y", 2),
+        ("for k tile 6\nfor k tile 3\nparfor k tile 2 over Y\nfor k tile 1", 2),
+        ("for k tile 9\nfor k tile 4\nparfor k tile 2 over Y\nfor k tile 1", 2),
+        ("parfor k tile 4 over X\nparfor k tile 2 over Y\nfor k tile 1", 0),
+        ("parfor k tile 6 over X\nparfor k tile 4 over Y\nfor k tile 1", 0),
+        ("for k tile 1\nparfor k tile 1 over Y", 0),
+    ):
+        nest = parse(stores + text)
+        assert in_whole_slots(nest, e) == (not least)
+        assert bool(faults(nest, e, arch)) == bool(least)
+        assert not least or f"tiles that are multiples of {least}," in faults(nest, e, arch)[0]
+        assert faults(nest, e, apart) == []
+    with pytest.raises(Violated, match=r"-.* reads of C at DRAM"):
+        einsum_cost(
+            Problem(arch, e, "energy"), parse(stores + "parfor k tile 4 over X\nparfor k tile 1 over Y")
+        )
+    whole = einsum(GEMM, {"m": 16, "n": 8, "k": 16}, format={"A": "2:4"})
+    (found,) = optimal_of(Problem(arch, whole, "latency"))
+    assert found.proven
+    assert not faults(found.mapping, whole, arch)
+    assert all(row.elems >= 0 for row in found.counts)
+    row = einsum("Y[m] += A[m,k] * X[k]", {"m": 4, "k": 4}, format={"A": "2:4"})
+    for objective in ("energy", "latency", "edp"):
+        (found,) = optimal_of(Problem(arch, row, objective))
+        assert found.proven
+        assert in_whole_slots(found.mapping, row)
+
+
+def optimal_of(problem: Problem) -> list[EinsumCost]:
+    found = solve.optimal(problem, "imperfect_spatial")
+    assert not isinstance(found, Infeasible)
+    return found

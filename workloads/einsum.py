@@ -633,6 +633,32 @@ def show_dim(d: Dim) -> str:
 
 
 @lru_cache(maxsize=1 << 14)
+def in_groups(e: Einsum) -> Projection | None:
+    """Returns the operand in N:M that PEs may step through together (`lockstep`): the only one with zeros,
+    where the result is dense, and its last dimension a rank of its own in whole groups of M. None: no such.
+    """
+    sparse_operands = [p for p in e.inputs if p.density != 1]
+    own = sparse_operands[0] if len(sparse_operands) == 1 else None
+    groups = STRUCTURED.fullmatch(own.format) if own else None
+    if own is None or not groups or e.output.format != "dense":
+        return None
+    last, m = own.dims[-1], int(groups[2])
+    alone = len(last.terms) == 1 and last.terms[0][1] == 1 and last.offset == 0
+    return None if not alone or e.sizes()[last.terms[0][0]] % m or last.size % m else own
+
+
+def whole_slots(e: Einsum, rank: str) -> int:
+    """Returns the number of values along a rank of which each PE gets a multiple where PEs step through an
+    operand in N:M together (`in_groups`): M / N along its rows, those of one of the N slots of a group, or M
+    where N does not divide it; 1 along other ranks.
+    """
+    own = in_groups(e)
+    if own is None or own.dims[-1].ranks() != (rank,):
+        return 1
+    n, m = map(int, own.format.split(":"))
+    return m if m % n else m // n
+
+
 def canonical_key(e: Einsum) -> str:
     """Returns a key that is equal for einsums that differ in names only: same kind, index structure, extents,
     stored sizes, bits, densities, formats.

@@ -12,7 +12,7 @@ from dse.explain import units
 from dse.frontend import contracts, plausible
 from dse.run import cache, folder, record
 from hw import component, machine
-from hw.arch import Memory
+from hw.arch import MacUnit, Memory
 from hw.space import override
 from hw.voltage import energy_factor
 from workloads import plugin
@@ -53,6 +53,7 @@ def file(text: str, sets: Sequence[str] = ()) -> tuple[str, list[Layer]]:
         lines = [
             f"machine {arch.name}, {units}",
             *_channels(spec),
+            *_lockstep(spec),
             *_voltages(spec, arch),
             *plausible.machine_lines(spec, arch),
         ]
@@ -92,6 +93,16 @@ def _channels(spec: Machine) -> Iterator[str]:
             yield (
                 f"{node.name}: {several if n > 1 else f'1 {node.kind} channel, {part.transfers()}'} = "
                 f"{n * part.bandwidth_gbps:g} GB/s{' (not used: the file gives a bandwidth)' * given}"
+            )
+
+
+def _lockstep(spec: Machine) -> Iterator[str]:
+    """Yields a line per compute whose PEs step together through operands in N:M."""
+    for node in spec.nodes:
+        if isinstance(node, MacUnit) and node.lockstep:
+            yield (
+                f"{node.name}: PEs in lockstep: of an operand in N:M, the only one with zeros, they get "
+                "whole slots, share groups of the other operand and add up sums (docs/model.md, Lockstep)"
             )
 
 

@@ -454,7 +454,8 @@ MAC_UNIT: Meanings = {
     "lockstep": (
         "",
         "PEs step together through the groups of an operand in N:M, the only one with zeros: those along its "
-        "ranks share whole groups of another operand, and add up their sums",
+        "ranks share whole groups of another operand, and add up their sums; each gets whole slots, M / N "
+        "values of a row or multiples",
     ),
 }
 TILING: Meanings = {

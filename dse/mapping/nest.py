@@ -21,13 +21,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from dse.mapping.conversion import COPY_NAME
 from hw.arch import Arch, Level
 from workloads import document
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import Einsum, Projection, in_groups, whole_slots
 from workloads.renamed import ENTRIES, line_now
 
 TRIPS = r"(?:\s+in\s+\[0:(\d+)\))?"
@@ -570,13 +571,24 @@ def unrollable(e: Einsum, arch: Arch, dim: str) -> list[str]:
 def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     outside = {name: f.outside for f in arch.fanouts for name, _ in f.dims}
     order, tile = arch.level_index(), e.sizes()
+    divisor = e.sizes()  # of each rank, of its extent and all tiles so far
     for i, node in enumerate(mapping.nodes):
         if not isinstance(node, Loop):
             continue
         has_trips = node.tile < tile.get(node.rank, 0)
         tile[node.rank] = node.tile
+        divisor[node.rank] = gcd(divisor.get(node.rank, 0), node.tile)
         if node.over not in outside:
             continue
+        least = whole_slots(e, node.rank) if has_trips and arch.compute.lockstep else 1
+        own = in_groups(e) if divisor[node.rank] % least else None
+        if own:
+            yield (
+                f"parfor {node.rank} tile {node.tile} over {node.over}: PEs in lockstep (of {own.tensor} in "
+                f"{own.format}) get {least} values of {node.rank} or multiples; give this loop and those "
+                f"over {node.rank} around it tiles that are multiples of {least}, or take lockstep out of "
+                "the machine"
+            )
         boundary = outside[node.over]
         above = [n for n in mapping.nodes[:i] if isinstance(n, Store) and order.get(n.level, -1) >= boundary]
         below = [

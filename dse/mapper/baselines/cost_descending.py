@@ -28,7 +28,7 @@ from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, objective_value
 from dse.sim.schedule import outermost
 from hw.arch import Arch
-from workloads.einsum import Einsum, Projection
+from workloads.einsum import Einsum, Projection, whole_slots
 
 Tile = dict[str, int]
 Tiles = dict[str, NDArray[np.int64]]  # per rank the tile sizes [C] of C candidates
@@ -136,6 +136,7 @@ def candidates(e: Einsum, arch: Arch) -> list[Counted] | Infeasible:
         (mapping, footprint)
         for mapping in nests
         if not cost.overflow(footprint := footprints(mapping, e, arch), e, arch)
+        and not (arch.compute.lockstep and faults(mapping, e, arch))  # PEs get whole slots (`whole_slots`)
     ]
     return [
         counted(mapping, e, arch, footprint)
@@ -317,6 +318,7 @@ def _unroll_dim(
         partial = [(start, size, above)]
         for i, rank in enumerate(stationary.e.sizes()):
             if rank in ranks:
+                whole = whole_slots(stationary.e, rank) if stationary.arch.compute.lockstep else 1
                 cuts = [
                     (
                         (*tile[:i], n, *tile[i + 1 :]),
@@ -325,6 +327,7 @@ def _unroll_dim(
                     )
                     for tile, pes, nodes in partial
                     for n in sorted({-(-tile[i] // f) for f in range(1, min(pes, tile[i]) + 1)})
+                    if n == tile[i] or n % whole == 0 == tile[i] % whole
                 ]
                 partial = [
                     cut for cut in cuts if _min_bits(stationary, cut[0], cut[1] * later_pes) <= capacity
@@ -439,7 +442,12 @@ def _stack(
     at a time: the spatial factors, and the tile of all PEs together.
     """
     extents = e.sizes()
-    allowed = [rank for rank in extents if rank not in e.output.partial_ranks()]
+    allowed = [
+        rank
+        for rank in extents
+        if rank not in e.output.partial_ranks()
+        and not (arch.compute.lockstep and tile[rank] % whole_slots(e, rank))
+    ]
     factors: dict[tuple[str, str], int] = {}
     grown = dict(tile)
     for f in arch.fanouts:

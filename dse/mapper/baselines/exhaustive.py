@@ -38,7 +38,7 @@ from dse.sim.einsum.limits import broken
 from dse.sim.schedule import outermost
 from hw.arch import Arch
 from workloads.arrays import Bools, Ints
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, whole_slots
 
 # per level, outermost first, the tensors that it holds, in the order of their nodes
 Placement = tuple[tuple[str, ...], ...]
@@ -220,20 +220,27 @@ def rank_loops(e: Einsum, arch: Arch, nest: Mapping) -> dict[str, tuple[int, ...
 
 
 @lru_cache(maxsize=1 << 12)
-def chains(extent: int, loops: tuple[int, ...], factors: Factors) -> tuple[tuple[int, ...], ...]:
+def chains(
+    extent: int, loops: tuple[int, ...], factors: Factors, least: int = 1
+) -> tuple[tuple[int, ...], ...]:
     """All choices of tile sizes for the loops of one rank, outermost first; the last tile is 1. loops: as
-    `rank_loops` returns them, 0 for a temporal loop, else the size of the fan-out dimension.
+    `rank_loops` returns them, 0 for a temporal loop, else the size of the fan-out dimension. least: PEs get
+    multiples of it (`whole_slots`); 0: a loop outside has left no multiple, so that no PEs share the tile.
     """
     if not loops:
         return ((),) if extent == 1 else ()
     fanout_size, inner = loops[0], loops[1:]
     if fanout_size:
-        sizes = sorted(
-            {-(-extent // f) for f in range(1, fanout_size + 1) if factors != "perfect" or extent % f == 0}
-        )
+        slots = extent // least if least else 1
+        parts = (-(-slots // f) for f in range(1, fanout_size + 1) if factors != "perfect" or slots % f == 0)
+        sizes = sorted({n * least for n in parts}) if least else [extent]
     else:
         sizes = list(range(1, extent + 1) if factors == "imperfect" else divisors(extent))
-    return tuple((n, *rest) for n in sizes for rest in chains(n, inner, factors))
+    return tuple(
+        (n, *rest)
+        for n in sizes
+        for rest in chains(n, inner, factors, least if least and n % least == 0 else 0)
+    )
 
 
 def _cheapest(
@@ -244,7 +251,8 @@ def _cheapest(
     """
     e, arch = problem.einsum, problem.arch
     loops_of = rank_loops(e, arch, nest)
-    options = {rank: chains(n, loops_of.get(rank, ()), factors) for rank, n in e.extents}
+    least = {rank: whole_slots(e, rank) if arch.compute.lockstep else 1 for rank, _ in e.extents}
+    options = {rank: chains(n, loops_of.get(rank, ()), factors, least[rank]) for rank, n in e.extents}
     compiled = tables(nest, e, arch, options)
     trips = [_trip_counts(nest, rank, n, options[rank]) for rank, n in e.extents]
     shape = tuple(len(options[rank]) for rank, _ in e.extents)

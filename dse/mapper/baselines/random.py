@@ -26,7 +26,7 @@ from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused, objective_value
 from dse.sim.schedule import outermost
 from hw.arch import Arch
-from workloads.einsum import Einsum
+from workloads.einsum import Einsum, whole_slots
 
 MAPPINGS = 1000  # mappings that fit; Timeloop finds 220 to 970 of them per CPU second
 ATTEMPTS = 20  # draws per mapping that fits, at most
@@ -136,7 +136,8 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
         for loop in spatial_loops(e, arch, position) if isinstance(position, int) else ():
             outer = tile[loop.rank]
             n = min(choices.trips.get((position, loop.rank, loop.over), 1), free_pes[loop.over])
-            tile[loop.rank] = -(-outer // n)
+            least = whole_slots(e, loop.rank) if arch.compute.lockstep else 1
+            tile[loop.rank] = outer if outer % least else -(-outer // (n * least)) * least
             free_pes[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))
         nodes += [position] if isinstance(position, Store) else []

@@ -31,7 +31,7 @@ from dse.mapper.exact.search import (
     unrolling_count,
 )
 from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping, unkeepable
-from dse.mapping.nest import RULED_OUT, Infeasible, Loop, Mapping, Store
+from dse.mapping.nest import RULED_OUT, Infeasible, Loop, Mapping, Store, faults
 from dse.mapping.searched import ALL_MAPPINGS, Mappings, mappings_of
 from dse.run import deadline
 from dse.sim.counts.counts import counted, footprints
@@ -586,6 +586,8 @@ def _fits(problem: Problem, mapping: Mapping, constraints: Constraints) -> bool:
         for row in footprints(mapping, problem.einsum, problem.arch)
         if (row.tensor, row.level) not in constraints.homes
     ]
+    if problem.arch.compute.lockstep and faults(mapping, problem.einsum, problem.arch):
+        return False  # cut to fewer values (`_refit`), PEs may get no whole slots
     return not cost.overflow(held, problem.einsum, problem.arch)
 
 

@@ -68,7 +68,7 @@ from dse.sim.einsum.bounds import used_elems
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import PORT_ACTIONS, Arch, Fanout, FieldRole, Level, slots
 from workloads.arrays import Floats, Ints
-from workloads.einsum import Einsum, Projection, TooLong
+from workloads.einsum import Einsum, Projection, TooLong, whole_slots
 
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
@@ -720,7 +720,7 @@ def _tables(
 ) -> Tables:
     """The tables of an einsum on machines with these fan-outs. spatial: (fan-out dimension, ranks that may be
     unrolled over it), as in Constraints.spatial. trips: as `_spatial_limits` returns them. lockstep: as of
-    `terms.unshared`.
+    `terms.unshared`; PEs then share whole slots (`whole_slots`).
 
     Raises TooMany, NoneAllowed (spatial.py), TooLong (`_memo`).
     """
@@ -747,6 +747,7 @@ def _tables(
             factors,
             tuple((names.index(dim), least, most) for dim, own, least, most in trips if own == rank),
             found.tile_columns if found and rank == found.rank else None,
+            whole_slots(e, rank) if lockstep else 1,
         )
         for rank in ranks
     )
@@ -1995,9 +1996,10 @@ def _add_loops_inward(
         sizes, above = sizes | inner_sizes, NO_NODE
         boundary = position + step
         for rank, spatial_loops in zip(tables.ranks, factorizations, strict=True):
+            least = whole_slots(e, rank) if arch.compute.lockstep else 1
             for loop in spatial_loops:
                 if loop.boundary == boundary and loop.trips > 1:
-                    sizes[rank] = -(-sizes[rank] // loop.trips)
+                    sizes[rank] = -(-sizes[rank] // (loop.trips * least)) * least
                     nodes.append(Loop(rank, sizes[rank], loop.dim))
     return sizes, above, k
 

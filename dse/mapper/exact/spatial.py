@@ -157,6 +157,7 @@ def unrollings(
     factors: Factors,
     trips_allowed: TripLimits = (),
     tile_columns: TileColumns | None = None,
+    least: int = 1,
 ) -> SpatialUnrollings:
     """All options of a rank.
 
@@ -165,6 +166,8 @@ def unrollings(
     trips_allowed: limits of trips (constraints); a dimension that does not take the rank has one trip.
     tile_columns: where the rank is the rows of an operand through which another is gathered
         (`terms.gathered`): `pieces` are those of `_gathered_pieces`.
+    least: each PE gets a multiple of so many values (`whole_slots`). Above 1 no PEs are perfect, since those
+        take any tile that enters: of each tile that PEs may share they are listed by themselves.
 
     Raises TooMany, or NoneAllowed.
     """
@@ -173,7 +176,11 @@ def unrollings(
     if any(least > 1 for d, least, _ in trips_allowed if d not in index):
         raise NoneAllowed
     found: dict[tuple[FanoutBoundary, ...], set[Trips]] = {}
-    ways = _factorizations(extent, dims, boundaries, 0, factors, True) if boundaries else iter(NO_BOUNDARY)
+    ways = (
+        _factorizations(extent, dims, boundaries, 0, factors, True, least)
+        if boundaries
+        else iter(NO_BOUNDARY)
+    )
     for number, (boundary_pes, trips) in enumerate(ways):
         past_deadline = factors != "perfect" and number % 1024 == 1023 and deadline.has_passed()
         if number == UNROLLINGS or past_deadline:
@@ -194,28 +201,38 @@ def unrollings(
 
 
 def _factorizations(
-    top: int, dims: Sequence[FanoutDim], boundaries: int, b: int, factors: Factors, all_perfect: bool
+    top: int,
+    dims: Sequence[FanoutDim],
+    boundaries: int,
+    b: int,
+    factors: Factors,
+    all_perfect: bool,
+    least: int,
 ) -> Iterator[tuple[tuple[FanoutBoundary, ...], Trips]]:
     """Yields all ways to unroll a tile `top` over boundary b and the boundaries inside. all_perfect: whether
-    all PEs further out are perfect.
+    all PEs further out are perfect. least: as in `unrollings`.
     """
+    whole = least > 1
     own_dims, is_last = [array_dim for array_dim in dims if array_dim.boundary == b], b + 1 == boundaries
-    for n, cuts, trips in _perfect_splits(top, own_dims) if all_perfect else ((1, (), (1,) * len(own_dims)),):
+    for n, cuts, trips in (
+        _perfect_splits(top, own_dims) if all_perfect and not whole else ((1, (), (1,) * len(own_dims)),)
+    ):
         for rest, inner_trips in (
             NO_BOUNDARY
             if is_last
-            else _factorizations(top // n, dims, boundaries, b + 1, factors, all_perfect)
+            else _factorizations(top // n, dims, boundaries, b + 1, factors, all_perfect, least)
         ):
             yield (FanoutBoundary(n, 0, cuts), *rest), (*trips, *inner_trips)
-    if factors != "perfect":
-        for shared_tile in divisors(top):
-            for t, cuts, trips, divides in _imperfect_splits(shared_tile, own_dims):
-                if cuts and not (all_perfect and divides):  # cuts that divide are among the perfect ones
+    if factors != "perfect" or whole:
+        for shared_tile in (n for n in divisors(top) if n % least == 0):
+            for t, cuts, trips, divides in _imperfect_splits(shared_tile, own_dims, least):
+                # cuts that divide are among the perfect ones
+                if cuts and (factors != "perfect" or divides) and (whole or not (all_perfect and divides)):
                     boundary = FanoutBoundary(-(-shared_tile // t), shared_tile, _without_redundant(cuts))
                     for rest, inner_trips in (
                         NO_BOUNDARY
                         if is_last
-                        else _factorizations(t, dims, boundaries, b + 1, factors, False)
+                        else _factorizations(t, dims, boundaries, b + 1, factors, False, least)
                     ):
                         yield (boundary, *rest), (*trips, *inner_trips)
 
@@ -237,23 +254,23 @@ def _perfect_splits(
 
 
 def _imperfect_splits(
-    tile: int, dims: Sequence[FanoutDim]
+    tile: int, dims: Sequence[FanoutDim], least: int
 ) -> Iterator[tuple[int, tuple[tuple[int, int], ...], Trips, bool]]:
     """Yields all ways in which imperfect PEs share a tile, as (tile that a PE gets, cuts, trips, whether
-    each cut divides the tile that it cuts).
+    each cut divides the tile that it cuts). least: cuts are multiples of it, as the tile is.
     """
     if not dims:
         yield tile, (), (), True
         return
     array_dim, rest = dims[0], dims[1:]
-    for t, cuts, trips, divides in _imperfect_splits(tile, rest):
+    for t, cuts, trips, divides in _imperfect_splits(tile, rest, least):
         yield t, cuts, (1, *trips), divides
     before = tile
     for n in range(2, min(array_dim.size, tile) + 1):
-        inner = -(-tile // n)
+        inner = -(-tile // (n * least)) * least
         if inner != before:
             divides_here, cut, pes = tile % inner == 0, (array_dim.group, inner), -(-tile // inner)
-            for t, cuts, trips, divides in _imperfect_splits(inner, rest):
+            for t, cuts, trips, divides in _imperfect_splits(inner, rest, least):
                 yield t, (cut, *cuts), (pes, *trips), divides and divides_here
         before = inner
 

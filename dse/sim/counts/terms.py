@@ -38,7 +38,7 @@ from dse.sim.counts.spans import (
     tile_spans,
 )
 from hw.arch import OUTSIDE, ROLES, Arch
-from workloads.einsum import STRUCTURED, Dim, Einsum, Projection, TileColumns, TooLong
+from workloads.einsum import Dim, Einsum, Projection, TileColumns, TooLong, in_groups
 
 # trips counted of a loop, narrowed to its first trip
 AND_FIRST = {ALL: FIRST, FIRST: FIRST, LAST: ONLY, ONLY: ONLY}
@@ -363,16 +363,8 @@ def in_step(p: Projection, e: Einsum) -> Projection | None:
     another operand (of which each picks N values), and add to the same element of a result, unless the
     group's rank moves it.
     """
-    sparse_operands = [q for q in e.inputs if q.density != 1]
-    own = sparse_operands[0] if len(sparse_operands) == 1 else None
-    groups = STRUCTURED.fullmatch(own.format) if own else None
-    if own is None or not groups or e.output.format != "dense":
-        return None
-    last = own.dims[-1]
-    alone = len(last.terms) == 1 and last.terms[0][1] == 1 and last.offset == 0
-    if not alone or e.sizes()[last.terms[0][0]] % int(groups[2]) or last.size % int(groups[2]):
-        return None
-    return None if p is e.output and last.terms[0][0] in p.ranks() else own
+    own = in_groups(e)
+    return None if own and p is e.output and own.dims[-1].ranks()[0] in p.ranks() else own
 
 
 def direct_elems(p: Projection, e: Einsum, word_bits: int, lockstep: bool) -> float:

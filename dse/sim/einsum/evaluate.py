@@ -281,6 +281,11 @@ def _cost_on_unit(problem: Problem, mapping: Mapping) -> EinsumCost | Infeasible
 def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
     """Returns the cost of a mapping that fits. c: its whole nest, counted, with footprints."""
     e, arch = problem.einsum, problem.arch
+    if negative := next((row for row in c.rows if row.elems < -ROUNDING_GAP * e.points()), None):
+        raise Violated(
+            f"{e.name} on {arch.name}: {negative.elems} {negative.action}s of {negative.tensor} at "
+            f"{negative.level}, in\n{c.mapping}"
+        )
     keys = {row.key for row in c.rows}
     transfer_of = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
     slowed = transfer.slow_levels(arch, c.rows, e, transfer_of)
