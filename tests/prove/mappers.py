@@ -193,9 +193,21 @@ def reordered(mapping: Mapping) -> Mapping:
 
 
 def priced_in_orders(problem: Problem, factors: Factors) -> Best:
-    """The least cost of all mappings of a small problem whose hops are counted."""
-    found, many = Best((inf, inf, inf), None, 0), 0
+    """The least cost of all mappings of a small problem whose hops are counted and that cut no windows over a
+    network whose links have a price, which the mapper leaves out and says so.
+    """
+    found, many, e = Best((inf, inf, inf), None, 0), 0, problem.einsum
+    priced = {name for f in problem.arch.fanouts if f.hop_pj for name, _ in f.dims}
+    windowed = {
+        rank
+        for p in e.tensors()
+        for d in p.dims
+        for rank, factor in d.terms
+        if len(d.terms) > 1 or factor != 1 or d.offset or d.size < e.sizes()[rank]
+    }
     for mapping in mappings(problem, factors, "tensors"):
+        if any(isinstance(n, Loop) and n.over in priced and n.rank in windowed for n in mapping.nodes):
+            continue
         many += 1
         for own in dict.fromkeys((mapping, reordered(mapping))):
             try:
