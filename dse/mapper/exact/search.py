@@ -411,10 +411,8 @@ def _search_factors(
     )
     # where no tile overlaps another or is compressed: what PEs hold together is at most what all their
     # memories hold, and a tile that is cut needs no more room twice than the whole
-    is_counted, instances = (
-        all(_serves(p, e) for p in e.tensors()),
-        [prod(n for f in arch.fanouts if f.outside <= v for _, n in f.dims) for v in range(len(arch.levels))],
-    )
+    is_counted = all(_serves(p, e) for p in e.tensors())
+    instances = [arch.instances(v) for v in range(len(arch.levels))]
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     min_along, fills = _least_along(constraints, arch)
     limits_trips, limited, least_trips, most_trips = _temporal_limits(constraints, arch, tables.ranks)
