@@ -379,13 +379,17 @@ NEAREST = 5  # if there are more, so many of the nearest ones
 
 
 def closest_name(word: str, names: Iterable[str]) -> str:
-    """Returns the advice for a wrong word: the names that it means (`meant`); else all valid names, or the
-    nearest ones if there are more than MAX_NAMES.
-    >>> closest_name("lpdr4", ["sram", "lpddr4"])
-    'did you mean lpddr4?'
+    """Returns the advice for a wrong word: the name that it means (`meant`), up to three where none has
+    the number at its end; else all valid names, or the nearest ones if there are more than MAX_NAMES.
+    >>> closest_name("lpdr4", ["sram", "lpddr4"]), closest_name("ddr5", ["sram", "ddr3", "ddr4"])
+    ('did you mean lpddr4?', 'did you mean ddr4 or ddr3?')
     """
     names = list(names)
-    if found := meant(word, names):
+    number = re.search(r"\d+$", word)
+    found = meant(word, names)
+    if number and not any(name.endswith(number[0]) for name in found):
+        found = meant(word, names, 3)
+    if found:
         return f"did you mean {' or '.join(found)}?"
     if len(names) <= MAX_NAMES:
         return f"use one of {', '.join(names)}"

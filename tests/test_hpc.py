@@ -454,7 +454,7 @@ def test_malformed_files(tmp_path: Path, content: str, fault: str) -> None:
     ("source", "fault"),
     [
         ("cg:matrix=ecolgy1", "no matrix is named ecolgy1; do you mean ecology1?"),
-        ("cg:matrix=absent.mtx", "absent.mtx: cannot be read: No such file"),
+        ("cg:matrix=absent.mtx", "absent.mtx: cannot be read (No such file or directory); give"),
         ("cg:rows=4", "rows = 4, nnz = 0: a matrix by its size needs both"),
         ("bicgstab:rows=4,nnz=17", "nnz = 17 must not be above rows * rows = 16"),
         ("gmres:m=0", "m = 0 must be at least 1"),

@@ -582,7 +582,7 @@ BROKEN = [
         [
             "clock_mhz = -1 must be above 0; raise it",
             "gbuf.capacty = 2 is no known key; did you mean capacity?",
-            'mac.kind = "int9" is unknown; did you mean int8?',
+            'mac.kind = "int9" is unknown; did you mean int8 or int4 or int32?',
         ],
     ),
     (
@@ -591,7 +591,7 @@ BROKEN = [
         [
             "clock_mhz = -1 must be above 0; raise it",
             "gbuf.width_bits = 96 is in no SRAM table; use one of 16, 32, 64, 128, 256, 512, or kind: custom",
-            'mac.kind = "int9" is unknown; did you mean int8?',
+            'mac.kind = "int9" is unknown; did you mean int8 or int4 or int32?',
         ],
     ),
 ]

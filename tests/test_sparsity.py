@@ -264,8 +264,8 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
         "empty.npz": "has no nonzero",
         "cut.mtx.gz": "its compressed data is damaged or cut off",
         "plain.mtx.gz": "is not compressed by gzip",
-        "absent.mtx.gz": "cannot be read: No such file",
-        "absent.npz": "cannot be read: No such file",
+        "absent.mtx.gz": "cannot be read (No such file or directory); did you mean ",
+        "absent.npz": "cannot be read (No such file or directory); give the path of a .mtx",
     }
     for name, fault in faults.items():
         with pytest.raises(WorkloadError, match=r"^[^\n]+$") as caught:

@@ -354,7 +354,7 @@ def test_files(tmp_path: Path) -> None:
         with pytest.raises(WorkloadError, match=r"net.pt2: not a program of torch.export.save") as fault:
             catalog.load(str(path))
         assert "\n" not in str(fault.value)
-    with pytest.raises(WorkloadError, match=r"gone.pt2: cannot be read: No such file or directory"):
+    with pytest.raises(WorkloadError, match=r"gone.pt2: cannot be read \(No such file or directory\); give"):
         load(tmp_path / "gone.pt2")
 
 

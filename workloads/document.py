@@ -60,11 +60,7 @@ def read(path: Path) -> tuple[object, list[str]]:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as fault:
-        near = _file_meant(path) if isinstance(fault, FileNotFoundError) else ""
-        return None, [
-            f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); "
-            + (f"did you mean {near}?" if near else "give the path of a YAML file")
-        ]
+        return None, [unreadable(path, fault, "a YAML file")]
     if len(data) > MAX_BYTES:
         return None, [f"is larger than {MAX_BYTES >> 20} MiB, as no such file of dse is; give another one"]
     return parse(text)
@@ -72,6 +68,14 @@ def read(path: Path) -> tuple[object, list[str]]:
 
 SUFFIXES = ".yaml", ".yml"
 KEY_EXPECTED = "did not find expected key"  # what the parser says of a line that is indented otherwise
+
+
+def unreadable(path: Path, fault: Exception, what: str) -> str:
+    """Returns why a file, which should be `what`, cannot be read, and what may have been meant."""
+    near = _file_meant(path) if isinstance(fault, FileNotFoundError) else ""
+    return f"cannot be read ({getattr(fault, 'strerror', None) or 'not UTF-8 text'}); " + (
+        f"did you mean {near}?" if near else f"give the path of {what}"
+    )
 
 
 def _file_meant(path: Path) -> str:

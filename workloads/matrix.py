@@ -19,6 +19,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from workloads import document
 from workloads.arrays import Bools, Ints
 from workloads.einsum import TileColumns, WorkloadError
 
@@ -108,7 +109,9 @@ def read_pattern(path: str | Path) -> Pattern:
             f"{path}: is not compressed by gzip, as its name says; rename it or copy it again"
         ) from None
     except OSError as fault:
-        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+        raise WorkloadError(
+            f"{path}: {document.unreadable(Path(path), fault, 'a .mtx, .mtx.gz or .npz file')}"
+        ) from None
     except (EOFError, zlib.error):
         raise WorkloadError(
             f"{path}: its compressed data is damaged or cut off; copy the file again"

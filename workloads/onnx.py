@@ -30,6 +30,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from workloads import document
 from workloads.bodies import LINKS, attributes
 from workloads.einsum import Einsum, Projection, WorkloadError, refuse, squeezed
 from workloads.facts import (
@@ -222,7 +223,9 @@ def _read(path: Path) -> ModelProto:
             f"{path}: not an ONNX file, or a truncated one; export or copy it again"
         ) from None
     except OSError as fault:
-        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+        raise WorkloadError(
+            f"{path}: {document.unreadable(path, fault, 'an ONNX file, or a name of dse list')}"
+        ) from None
     if not model.graph.node or not model.graph.output:
         raise WorkloadError(f"{path}: the ONNX graph has no operator or no output; is the file truncated?")
     return model

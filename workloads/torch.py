@@ -28,7 +28,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from workloads import onnx
+from workloads import document, onnx
 from workloads.einsum import WorkloadError, refuse
 from workloads.graph import Workload
 from workloads.operators import Shape, by_name, plain_indices
@@ -178,7 +178,7 @@ def _read(path: Path) -> Any:
     try:
         archive = BytesIO(path.read_bytes())
     except OSError as fault:
-        raise WorkloadError(f"{path}: cannot be read: {fault.strerror}") from None
+        raise WorkloadError(f"{path}: {document.unreadable(path, fault, 'a .pt2 file')}") from None
     old_setting, level = os.environ.get(SAFE_LOAD_VAR), logging.root.manager.disable
     with suppress(ImportError):
         # registers the operators quantized_decomposed

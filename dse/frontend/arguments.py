@@ -140,6 +140,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the arguments, with the command's name in `command`. Their order is free."""
     top_parser, commands = parsers()
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     if not words or words[0] not in commands:
         return top_parser.parse_args(words)
     parsed = commands[words[0]].parse_intermixed_args(_join_objectives(words[1:]))
