@@ -431,15 +431,15 @@ def test_of_two_limits_a_way_that_takes_less_of_either_is_kept() -> None:
     assert [way.energy for way in option.ways()] == [1, 2, 3, 5]
 
 
-@pytest.mark.parametrize(("name", "most"), some([("tiny_held", 1.01), ("chain3_held", 1.0)], 0))
-def test_weights_that_fit_are_loaded_once(name: str, most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", some(["tiny_held", "chain3_held"], 0))
+def test_weights_that_fit_are_loaded_once(name: str, tmp_path: Path) -> None:
     """Schedules that were reported with held weights, where the search without them found dearer ones."""
     case, given_schedule, _ = reported(name, tmp_path)
     given_cost = evaluate(case.arch, case.workload, given_schedule)
     found = solve.solve(case.arch, case.workload, SolverOptions(schedule="pipelined"))
     assert isinstance(given_cost, Solution)
     assert isinstance(found, list)
-    assert found[0].energy_pj <= most * given_cost.energy_pj
+    assert found[0].energy_pj <= given_cost.energy_pj
     assert "taken: held weights)" in found[0].certificate
     assert "hold GBUF W1" in str(found[0].schedule)
 

@@ -8,8 +8,8 @@
                                   forwarded tiles and pinned weights leave
 
 Prices for that mapper: a word from outside of the node costs its read at the source and its hops, divided
-over the nodes that receive it at once. A word that enters a PE costs what the array charges. These prices
-only rank nests; the evaluator prices the schedule that is found.
+over the nodes that receive it at once. These prices only rank nests; the evaluator prices the schedule that
+is found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from math import inf, log2, prod
 
 from dse.mapper.exact.search import search, supports
 from dse.mapping.constraints import FREE, Constraints
-from dse.mapping.nest import Loop, Mapping, Store, may_keep
+from dse.mapping.nest import Loop, Mapping, Store
 from dse.mapping.schedule import rename
 from dse.mapping.searched import windowed_ranks
 from dse.sim.counts.actions import bits_of
@@ -336,51 +336,21 @@ class Nodes:
         thorough: bool,
         rules: Constraints,
     ) -> EinsumCost | None:
-        """Returns the best nest found for a node by itself that keeps the rules, None if none fits.
-
-        During the search the network energy of a word that enters a PE is added to the write energy of the
-        level that receives it. Sums that leave PEs are not charged. So if a nest unrolls summed ranks, the
-        search is repeated on a machine without spatial reduction, and the cheaper nest is returned.
-        """
+        """Returns the best nest found for a node by itself that keeps the rules, None if none fits."""
         self.searches += 1
         arch, outer = self.arch, self.arch.levels[0]
-        node_levels = arch.without("leakage", "layout").levels
-        node_levels = (
-            replace(
-                node_levels[0],
-                read_pj=price,
-                write_pj=price,
-                bandwidth=inf,
-                leak_mw=arch.leak_mw() / arch.instances(1),
-            ),
-            replace(node_levels[1], capacity_bits=free_bits),
-            *node_levels[2:],
+        node = node_of(arch.without("layout"))
+        priced = replace(
+            node.levels[0],
+            read_pj=price,
+            write_pj=price,
+            bandwidth=inf,
+            leak_mw=arch.leak_mw() / arch.instances(1),
         )
-        node = replace(node_of(arch), levels=node_levels)
-        network_pj = [
-            sum(f.endpoint_pj * level.width_bits for f in node.fanouts if f.outside == v)
-            for v, level in enumerate(node_levels)
-        ]
-        search_arch = replace(
-            node.without("network"),
-            levels=tuple(
-                replace(level, write_pj=level.write_pj + extra_pj)
-                for level, extra_pj in zip(node_levels, network_pj, strict=True)
-            ),
-        )
-        # a tensor that bypassed such a level would not be charged
-        must_keep = tuple(
-            (level.name, t)
-            for level, extra_pj in zip(node_levels, network_pj, strict=True)
-            if extra_pj
-            for t in may_keep(part, level)
-        )
-        constraints = replace(
-            rules,
-            homes=tuple(sorted((t, node_levels[1].name) for t in homes)),
-            must_keep=(*rules.must_keep, *must_keep),
-            name="a node",
-        )
+        buffer = replace(node.levels[1], capacity_bits=free_bits)
+        node = replace(node, levels=(priced, buffer, *node.levels[2:]))
+        problem = Problem(node, part, objective, IN_SEGMENT)
+        constraints = replace(rules, homes=tuple(sorted((t, buffer.name) for t in homes)), name="a node")
 
         def kept(nests: Iterable[Mapping]) -> list[Mapping]:
             return [nest for nest in nests if rules == FREE or not broken(rules, nest, part, node)]
@@ -388,28 +358,13 @@ class Nodes:
         if self.node_mapper:
             candidates = [
                 with_homes(nest, homes, outer.name)
-                for nest in self.node_mapper(Problem(search_arch, part, objective, IN_SEGMENT))
-                if homes <= _tensors_at(nest, node_levels[1].name)
+                for nest in self.node_mapper(problem)
+                if homes <= _tensors_at(nest, buffer.name)
             ]
-            if best := _cheapest(Problem(node, part, objective, IN_SEGMENT), kept(candidates), homes):
+            if best := _cheapest(problem, kept(candidates), homes):
                 return best
-        nests = []
-        for machine in (
-            search_arch,
-            replace(
-                search_arch,
-                fanouts=tuple(replace(f, reduce=(False,) * len(f.dims)) for f in search_arch.fanouts),
-            ),
-        ):
-            problem = Problem(machine, part, objective, IN_SEGMENT)
-            nests += list(_search_nests(problem, constraints, thorough)) if supports(part, "perfect") else []
-            if not any(
-                isinstance(n, Loop) and n.over and n.rank not in part.output.ranks()
-                for nest in nests
-                for n in nest.nodes
-            ):
-                break
-        return _cheapest(Problem(node, part, objective, IN_SEGMENT), kept(nests), homes)
+        nests = _search_nests(problem, constraints, thorough) if supports(part, "perfect") else ()
+        return _cheapest(problem, kept(nests), homes)
 
 
 def _tensors_at(nest: Mapping, level: str) -> set[str]:
