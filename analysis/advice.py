@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 import duckdb
 
 from analysis.computed import OF_TRAFFIC, VIEWS, literal, nodes
-from dse.explain.units import UNIT_WORDS, bare
+from dse.explain.units import UNIT_WORDS, bare, quantity
 from dse.study.pareto import slug
 
 TEXT = re.compile(r"'(?:[^']|'')*'")
@@ -54,6 +55,16 @@ WITHOUT_BY = re.compile(r"\b(group|order)\s+(?!by\b)\w", re.I)
 MAX_SAID = 3  # machines of which it is said why they have no row
 JOINED = re.compile(r"\bjoin\b((?!\b(?:using|on)\b).)*$", re.I | re.S)  # a last join without its condition
 KEYS = ("machine", "schedule", "workload", "einsum")  # columns by which rows of views meet
+# views whose costs are those of one occurrence, and endings of the names of costs
+OF_ONE_OCCURRENCE, COSTS = ("einsums", "segments"), ("_pj", "_cycles", "_ns", "macs")
+# conditions that compare with a number: (least and largest value of the column, number) -> whether none holds
+COMPARED: dict[str, Callable[[float, float, float], bool]] = {
+    "COMPARE_LESSTHAN": lambda least, _, number: least >= number,
+    "COMPARE_LESSTHANOREQUALTO": lambda least, _, number: least > number,
+    "COMPARE_GREATERTHAN": lambda _, most, number: most <= number,
+    "COMPARE_GREATERTHANOREQUALTO": lambda _, most, number: most < number,
+}
+MIRRORED = {"LESS": "GREATER", "GREATER": "LESS"}  # 30 > latency_ns
 OF_NO_MACHINE = ("mappings", "counts", "workloads", "events")  # views without a column machine
 
 
@@ -110,8 +121,9 @@ def of_keyword(statement: str, names: Sequence[str]) -> str:
 
 def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
     """Returns the values that there are for each text and number of a statement's conditions that no row has,
-    the most similar first, of more than MAX_VALUES numbers the nearest, and why machines have no row; ""
-    where there is none, or too many texts. Views that are computed are not asked.
+    the most similar first, of more than MAX_VALUES numbers the nearest, from where to where a column goes
+    that none of its values is as a condition asks, and why machines have no row; "" where there is none, or
+    too many texts. Views that are computed are not asked.
     """
     found = [*nodes(_tree(con, statement))]
     views = dict.fromkeys(node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE")
@@ -143,7 +155,40 @@ def of_no_row(con: duckdb.DuckDBPyConnection, statement: str) -> str:
             elif len(values) > MAX_VALUES and not isinstance(wanted, str):
                 near = _nearest_numbers(con, view, column, wanted)
                 said |= {column: f"no row of {view} has {column} = {_shown(wanted)}; {near}"} if near else {}
+    for column, kind, number in _bounded(found):
+        for view in () if column in said else views:
+            if view in (*VIEWS, *OF_TRAFFIC) and _is_computed(con):
+                continue
+            with suppress(duckdb.Error):  # the view has no such column, or one of texts
+                (least, most), *_ = con.execute(
+                    f'SELECT min("{column}"), max("{column}") FROM "{view}"'
+                ).fetchall()
+                if isinstance(least, int | float) and COMPARED[kind](least, most, number):
+                    ends = f"{least:.6g} to {most:.6g}"
+                    texts = [quantity(column, float(value)) for value in (least, most)]
+                    with_units = f" ({' to '.join(texts)})" * (texts[0] != f"{least:.4g}")
+                    said[column] = f"{column} of {view} goes from {ends}{with_units}"
     return "; ".join(said.values())
+
+
+def of_occurrences(con: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """Returns that costs of einsums are those of one occurrence, where a statement adds them up and does not
+    name `occurrences`; "" of others.
+    """
+    found = [*nodes(_tree(con, statement))]
+    views = [node["table_name"].lower() for node in found if node.get("type") == "BASE_TABLE"]
+    asked = next((view for view in views if view in OF_ONE_OCCURRENCE), "")
+    if not asked or "occurrences" in statement.lower():
+        return ""
+    summed = (
+        one["column_names"][-1].lower()
+        for node in found
+        if node.get("type") == "FUNCTION" and node["function_name"] == "sum"
+        for one in nodes(node)
+        if one.get("type") == "COLUMN_REF"
+    )
+    cost = next((name for name in summed if name.endswith(COSTS)), "")
+    return cost and f"{cost} of {asked} is that of one occurrence: a run has sum({cost} * occurrences)"
 
 
 def _has_row(con: duckdb.DuckDBPyConnection, view: str, column: str, value: str | float) -> bool:
@@ -302,6 +347,27 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str | f
         constants = [_constant(side["value"]) for side in sides if side["type"] == "VALUE_CONSTANT"]
         if len(columns) == 1:
             yield from ((columns[0], one) for one in constants if one is not None)
+
+
+def _bounded(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    """Yields (column, kind of condition, number) of each condition column < number, > number and so on."""
+    for node in found:
+        kind = str(node.get("type"))
+        if kind == "COMPARE_BETWEEN":
+            ends = (("lower", "COMPARE_GREATERTHANOREQUALTO"), ("upper", "COMPARE_LESSTHANOREQUALTO"))
+            yield from _bounded(
+                [{"type": one, "left": node["input"], "right": node[end]} for end, one in ends]
+            )
+        if kind not in COMPARED:
+            continue
+        left, right = node["left"], node["right"]
+        if left["type"] == "VALUE_CONSTANT":
+            _, side, rest = kind.partition("LESS" if "LESS" in kind else "GREATER")
+            left, right, kind = right, left, f"COMPARE_{MIRRORED[side]}{rest}"
+        if left["type"] == "COLUMN_REF" and right["type"] == "VALUE_CONSTANT":
+            number = _constant(right["value"])
+            if isinstance(number, int | float):
+                yield left["column_names"][-1], kind, number
 
 
 def _constant(node: Mapping[str, Any]) -> str | float | None:

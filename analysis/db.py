@@ -357,6 +357,7 @@ def _with_note(con: duckdb.DuckDBPyConnection, text: str, found: pa.Table) -> pa
     rows = [column[0].as_py() for column in found.columns] if len(found) == 1 else []
     is_blank = not len(found) or (bool(rows) and all(one is None or one == 0 for one in rows))
     note = advice.of_left_out(con, text) or (advice.of_no_row(con, text) if is_blank else "")
+    note = note or advice.of_occurrences(con, text)
     if {"hypervolume", "reference"} <= {*found.column_names} and not any(found["hypervolume"].to_pylist()):
         note = NO_VOLUME
     if {"rows", "paired", "times_the_mean"} <= {*found.column_names}:

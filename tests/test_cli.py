@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -743,6 +743,23 @@ def test_equal_einsums_that_one_schedule_maps_apart_have_a_row_each_in_compariso
     assert layer["einsums"] == ["H", "Y"]
 
 
+class Typed(io.StringIO):
+    """What somebody types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def typed_at_a_terminal(monkeypatch: pytest.MonkeyPatch, lines: Sequence[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", Typed("\n".join(lines)))
+    monkeypatch.setattr(prompt, "_edit_lines", lambda _words: None)
+
+
+def test_a_pipe_of_statements_gets_their_rows_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("SELECT 1 AS one;\nSELECT 2 AS two;"))
+    assert good("sql", "run", "--format", "csv", folder=home).split() == ["one", "1", "two", "2"]
+
+
 def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = (
         *(".help", ".tables", ".schema points", ".schema", ".schema pointz", ".foo", ".rows x"),
@@ -757,7 +774,7 @@ def test_the_prompt_knows_its_views(home: Path, monkeypatch: pytest.MonkeyPatch)
         ),
         *("SELECT range AS c FROM range(50)", "", ".quit", "SELECT 77 AS unseen"),
     )
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    typed_at_a_terminal(monkeypatch, typed)
     said = good("sql", "run", folder=home)
     assert said.count("...> ") == 4
     help_, tables, points, every, *faults = said.replace("...> ", "").split("dse> ")[1:]
@@ -901,7 +918,7 @@ def test_the_prompt_knows_its_macros(home: Path, monkeypatch: pytest.MonkeyPatch
         f"{values};",
         ".quit",
     )
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    typed_at_a_terminal(monkeypatch, typed)
     said = good("sql", "run", folder=home).split("dse> ")[1:]
     assert [line.split("(")[0] for line in said[0].splitlines()[2:] if line] == [
         f"FROM {m}" for m in db.RETURNS
@@ -990,8 +1007,8 @@ def test_the_prompt_goes_on_after_a_statement_that_takes_too_long(home: Path) ->
         text=True,
         timeout=300,
     )
-    assert asked.returncode == 0, asked.stdout
-    assert re.search(r"stopped after 1.5 s.*\n.*x\n─+\n *42\n", asked.stdout), asked.stdout
+    assert (asked.returncode, asked.stderr) == (1, "stopped after 1.5 s; --timeout gives it more\n")
+    assert re.fullmatch(r" *x\n─+\n *42\n\n1 row\n", asked.stdout), asked.stdout
 
 
 def test_show_best_an_index_and_a_schedule(home: Path) -> None:

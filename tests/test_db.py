@@ -284,10 +284,13 @@ def test_a_parameter_that_is_no_axis_is_told_from_a_text() -> None:
         ("kind = 'LPDDR5'", "no row of points has kind = 'LPDDR5'; there are 'lpddr5', 'ddr4'"),
         (
             "p.kind IN ('ddr3', 'ddr4') AND x > 4",
-            "no row of points has kind = 'ddr3'; there are 'ddr4', 'lpddr5'",
+            "no row of points has kind = 'ddr3'; there are 'ddr4', 'lpddr5'; x of points goes from 1 to 2",
         ),
-        ("kind = 'ddr4' AND x > 4", ""),
-        ("kind <> 'ddr9' AND x > 4", ""),
+        ("kind = 'ddr4' AND x > 4", "x of points goes from 1 to 2"),
+        ("kind <> 'ddr9' AND 0 >= x", "x of points goes from 1 to 2"),
+        ("y > 17 AND y < 18", ""),
+        ("y BETWEEN 40 AND 50", "y of points goes from 0 to 39"),
+        ("energy_pj < 7", "energy_pj of points goes from 5e+08 to 1e+09 (500 uJ to 1 mJ)"),
         ("kind = 'lpddr5' OR kind = 'ddr3'", ""),  # has rows
         ("name = 'p40'", ""),  # of more than a few values
         ("x = 3", "no row of points has x = 3; there are 1, 2"),
@@ -300,12 +303,23 @@ def test_a_parameter_that_is_no_axis_is_told_from_a_text() -> None:
 )
 def test_an_answer_without_rows_says_which_values_there_are(condition: str, note: str) -> None:
     points = {"kind": ["ddr4", "lpddr5"] * 20, "x": [1, 2] * 20, "name": [f"p{i}" for i in range(40)]}
-    points["y"] = [*range(40)]
+    points |= {"y": [*range(40)], "energy_pj": [5e8, 1e9] * 20}
     found = db.query_tables({"points": pa.table(points)}, f"FROM points p WHERE {condition}")
     assert Answer(found).note == note
     assert repr(Answer(found)).endswith(note)
     of_all = db.query_tables({"points": pa.table(points)}, f"SELECT max(y) FROM points p WHERE {condition}")
     assert Answer(of_all).note == note
+
+
+def test_a_sum_of_costs_of_single_occurrences_says_so() -> None:
+    einsums = {"einsums": pa.table({"energy_pj": [3.0, 4.0], "occurrences": [2, 1]})}
+    said = "energy_pj of einsums is that of one occurrence: a run has sum(energy_pj * occurrences)"
+    for statement, note in (
+        ("SELECT sum(energy_pj) FROM einsums", said),
+        ("SELECT sum(energy_pj * occurrences) FROM einsums", ""),
+        ("SELECT max(energy_pj) FROM einsums", ""),
+    ):
+        assert Answer(db.query_tables(einsums, statement)).note == note
 
 
 def test_a_hypervolume_of_zero_says_why() -> None:

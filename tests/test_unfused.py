@@ -28,7 +28,7 @@ einsums: ["H[b,f] += X[b,d] * W1[d,f]", "Y[b,d] += H[b,f] * W2[f,d]"]
 weights: [W1, W2]
 """
 FUSES = (
-    "unfused (layer by layer): tensors between einsums take 25 % of the energy in DRAM; {} --set "
+    "unfused (layer by layer): tensors between einsums, through DRAM, take 25 % of all energy; {} --set "
     "solver.schedule=fused fuses them where that costs less"
 )
 

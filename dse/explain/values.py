@@ -337,8 +337,8 @@ def unfused_hint(arch: Arch, workload: Workload, solution: Solution, command: st
     if solution.schedule or fusing or (share := exchanged_share(arch, workload, solution)) <= LARGE_EXCHANGE:
         return ""
     line = (
-        f"unfused (layer by layer): tensors between einsums take {100 * share:.0f} % of the energy in "
-        f"{arch.levels[0].name}"
+        f"unfused (layer by layer): tensors between einsums, through {arch.levels[0].name}, take "
+        f"{100 * share:.0f} % of all energy"
     )
     from dse.solve import solve  # its compiled functions take long to load, and `dse check` needs none
 

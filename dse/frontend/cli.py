@@ -593,8 +593,7 @@ def _sql(args: argparse.Namespace) -> int:
         if line:
             tables.print_line(line)
 
-    prompt.run(run.sql, show, first.study)
-    return 0
+    return prompt.run(run.sql, show, first.study)
 
 
 def _print_prompt_answer(

@@ -65,11 +65,14 @@ Ask = Callable[[str], Any]  # a statement -> its rows (answers.Answer); raises V
 Show = Callable[[Any, str, int | None], None]
 
 
-def run(ask: Ask, show: Show, study: Study) -> None:
-    """Answers commands and statements until .quit or the end of input. study: of whose columns views are."""
+def run(ask: Ask, show: Show, study: Study) -> int:
+    """Answers commands and statements until .quit or the end of input. A pipe gets answers alone, faults
+    stand on stderr. Returns the exit code: of a pipe, that of its last fault. study: of whose columns views
+    are.
+    """
     views, columns = _views(ask)
     names = {one["column_name"] for one in columns}
-    if sys.stdin.isatty():
+    if is_typed := sys.stdin.isatty():
         _edit_lines(
             [
                 *views,
@@ -79,9 +82,10 @@ def run(ask: Ask, show: Show, study: Study) -> None:
                 *(word.split()[0] for word, _ in HELP if word[0] == "."),
             ]
         )
-    print(f"views: {', '.join(views)}; .help lists commands, a statement ends with ; or an empty line")
+        print(f"views: {', '.join(views)}; .help lists commands, a statement ends with ; or an empty line")
     rows: int | None = None
-    for text in _texts():
+    code = 0
+    for text in _texts("dse> " * is_typed, "...> " * is_typed):
         word, *words = text.split()
         try:
             if word == ".rows":
@@ -91,17 +95,19 @@ def run(ask: Ask, show: Show, study: Study) -> None:
             else:
                 show(ask(text), text, rows)
         except ValueError as fault:
-            print(tables.safe(str(fault)))
+            print(tables.safe(str(fault)), file=None if is_typed else sys.stderr)
+            code = 0 if is_typed else int(getattr(fault, "exit_code", 2))
+    return code
 
 
-def _texts() -> Iterator[str]:
+def _texts(prompt: str, further_prompt: str) -> Iterator[str]:
     """Yields each command, a line, and each statement: lines up to one that ends in a semicolon, an empty
     line, a command or the end of input. Ends at .quit.
     """
     pending: list[str] = []
     line: str | None = ""
     while line is not None:
-        line = tables.ask("...> " if pending else "dse> ")
+        line = tables.ask(further_prompt if pending else prompt)
         word = (line or "").strip()
         is_command = bool(COMMAND.match(word))
         if pending and (is_command or not word):

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FETCHES = 4  # attempts to read a copy that its driver is changing
+MAX_FUSED = 1000  # machines of a run that is advised to be run again with another schedule, at most
 NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # a workload with at most this many einsums, and this many distinct ones, is also solved with
@@ -672,14 +673,26 @@ class Run:
         from dse.explain import values
         from dse.sim.einsum.evaluate import Solution
 
-        solved = self.show(point).solutions
-        command = f"dse run {self.path / 'study.yaml'} --out NEW"
+        shown, study = self.show(point), self.study
+        solved, set_options = shown.solutions, self._set_options(shown.machine)
+        objective = f" --objective {study.solver.objective}" * (study.solver.objective != "energy")
+
+        def command(text: str) -> str:  # that fuses: of a large study, the einsums of this machine
+            if self.status()["done"] <= MAX_FUSED:
+                return f"dse run {self.path / 'study.yaml'} --out NEW"
+            return f"dse map {text} {study.machine}{objective} {set_options}"
+
         lines = [
-            (one.workload.name, values.unfused_hint(one.arch, one.workload, one.solution, command))
-            for one in solved
+            (one.workload.name, values.unfused_hint(one.arch, one.workload, one.solution, command(ref.text)))
+            for ref, one in zip(study.workloads, solved, strict=True)
             if isinstance(one.solution, Solution)
         ]
         return [f"{name}, {line}" if len(solved) > 1 else line for name, line in lines if line]
+
+    def _set_options(self, number: int) -> str:
+        """Returns the options of `dse map` that make a machine of the study's machine."""
+        parameters = spaces.values(self.study.space, number).items()
+        return " ".join(f"--set {key}={_quote(key, value)}" for key, value in parameters)
 
     def why_unsolved(self, number: int | None = None) -> str:
         """Returns why a machine of the space has no row, and what to do. number: the machine, for a command
@@ -691,11 +704,7 @@ class Run:
                 f"the run is {status['state']}; dse status {self.path} says how far it is, dse resume "
                 f"{self.path} goes on with one that has stopped"
             )
-        parameters = spaces.values(self.study.space, number).items() if number is not None else ()
-        set_options = (
-            " ".join(f"--set {key}={_quote(key, value)}" for key, value in parameters)
-            or "--set of its parameters"
-        )
+        set_options = self._set_options(number) if number is not None else "--set of its parameters"
         ended = str(status["reason"]).partition("; the front is empty")[0]
         return (
             f"the run ended before it ({ended}); dse run with a larger stop (such as stop.machines) "
