@@ -200,8 +200,8 @@ def _has_row(con: duckdb.DuckDBPyConnection, view: str, column: str, value: str 
 
 
 def of_column(con: duckdb.DuckDBPyConnection, name: str) -> str:
-    """Returns of which other views an unknown column is, or which column has the same quantity in the unit of
-    columns (energy_pj for energy_uj); "" where neither is.
+    """Returns of which other views an unknown column is, `designs` first, or which column has the same
+    quantity in the unit of columns (energy_pj for energy_uj, energy); "" where none is.
     """
     found = con.execute(
         "SELECT column_name, list(DISTINCT table_name ORDER BY table_name) FROM duckdb_columns() "
@@ -209,11 +209,12 @@ def of_column(con: duckdb.DuckDBPyConnection, name: str) -> str:
     ).fetchall()
     views_of = {column.lower(): views for column, views in found}
     if views := views_of.get(name.lower()):
-        return f"{name} is a column of {', '.join(views)}"
+        return f"{name} is a column of {', '.join(sorted(views, key=lambda view: view != 'designs'))}"
     stem, _, unit = name.lower().rpartition("_")
     same = [column for column in (f"{stem}_{own}" for own in UNIT_WORDS) if column in views_of]
     if not stem or unit not in OTHER_UNITS or not same:
-        return ""
+        with_unit = [f"{name.lower()}_{own}" for own in UNIT_WORDS if f"{name.lower()}_{own}" in views_of]
+        return f"{name}: no such column; did you mean {' or '.join(with_unit)}?" if with_unit else ""
     return f"{name}: no such column; columns are in pJ, ns, mm2, mW, bytes and MHz: write {' or '.join(same)}"
 
 

@@ -1069,6 +1069,11 @@ def _compare(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{a} {b}: two machines of a run, by number? give the run too: dse compare RUN {a} {b}"
         )
+    elif len(args.words) == 2 and POINT.fullmatch(args.words[1]) and not Path(args.words[1]).exists():
+        a, b = args.words
+        raise ValueError(
+            f"{b}: one machine of {a}; give the one to compare it with: dse compare {a} {b} best"
+        )
     elif len(args.words) == 2:
         a, b = (runs.open(text) for text in args.words)
         comparison = compare.runs(a, b)
@@ -1092,7 +1097,7 @@ def _compare(args: argparse.Namespace) -> int:
         tables.print_json(compare.to_json(comparison))
         return 0
     for one in comparison:
-        _print_compared(compare.shown(one))
+        print(f"{compare.text(one, tables.terminal_width())}\n")
     return 0
 
 
@@ -1128,20 +1133,6 @@ def _compared(args: argparse.Namespace, word: str) -> Any:
         f"{workload} on {machine}, {word}",
         lambda shown: api.map(workload, machine, progress=shown.update, **sets),
     )
-
-
-def _print_compared(one: Any) -> None:
-    """Prints a table of `compare`: the unit of a column such as `energy_pj A` is in its cells."""
-    keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
-    heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
-    if not one.rows:
-        tables.print_line(f"{one.title}\n")
-        return
-    is_metric = one.header[0] == "metric"
-    rows = [(units.label(row[0]), *row[1:]) if is_metric else row for row in one.rows]
-    tables.print_table(heads, rows, one.title, unit_keys=keys)
-    if one.note:
-        tables.print_line(f"{one.note}\n")
 
 
 def _runs(args: argparse.Namespace) -> int:

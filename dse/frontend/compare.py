@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ import numpy as np
 
 from dse.explain import units, values
 from dse.explain.values import Table
-from dse.frontend import check
-from dse.frontend.answers import Row
+from dse.frontend import check, tables
+from dse.frontend.answers import REPR_WIDTH, Row
 from dse.frontend.mapped import Mapped
 from dse.frontend.runs import Run
-from dse.frontend.tables import fact
 from dse.mapping.nest import Infeasible
 from dse.run import folder
 from dse.sim.einsum.evaluate import EinsumCost
@@ -50,9 +49,9 @@ def _growth_text(share: float | None) -> str:
 
 
 def mappings(a: Mapped, b: Mapped) -> list[Table]:
-    """Returns what differs between two schedules of one workload on one machine: totals, cost per einsum, and
-    bytes moved and energy per einsum and level. Each row is of einsums whose mappings are equal in both, of
-    all their occurrences.
+    """Returns what differs between two schedules of one workload: totals, energy by component, cost per
+    einsum, and bytes moved and energy per einsum and level, the largest differences of energy first. Each row
+    of einsums is of those whose mappings are equal in both, of all their occurrences.
     """
     totals_a, totals_b = a.totals, b.totals
     totals = [(key, totals_a[key], totals_b[key], growth(totals_a[key], totals_b[key])) for key in METRICS]
@@ -69,10 +68,11 @@ def mappings(a: Mapped, b: Mapped) -> list[Table]:
         for own in groups
     ]
     title = f"{a.workload.name} on {a.arch.name}"
-    levels = tuple(_level_rows(a, b, costs_a, costs_b, groups))
+    levels = tuple(_largest_first(_level_rows(a, b, costs_a, costs_b, groups), 5))
     return [
         Table(title, ("metric", "A", "B", "change"), tuple(totals), key="totals"),
-        Table("einsums", EINSUM_COLUMNS, tuple(rows), key="einsums"),
+        Table("energy by component", COMPONENT_COLUMNS, tuple(_component_rows(a, b)), key="components"),
+        Table("einsums", EINSUM_COLUMNS, tuple(_largest_first(rows, 1)), key="einsums"),
         Table(
             "traffic and energy that differ, per einsum and level"
             if levels
@@ -85,6 +85,7 @@ def mappings(a: Mapped, b: Mapped) -> list[Table]:
     ]
 
 
+COMPONENT_COLUMNS = ("component", "energy", "energy_pj A", "energy_pj B", "change")
 EINSUM_COLUMNS = (
     *("einsums", "energy_pj A", "energy_pj B", "energy change"),
     *("latency_cycles A", "latency_cycles B", "latency change"),
@@ -99,6 +100,21 @@ LEVEL_COLUMNS = (
     "energy_pj A",
     "energy_pj B",
 )
+
+
+def _largest_first(rows: Iterable[tuple[Any, ...]], at: int) -> list[tuple[Any, ...]]:
+    """Returns rows by how far the values in the columns `at` and `at` + 1 lie apart."""
+    return sorted(rows, key=lambda row: -abs((row[at] or 0.0) - (row[at + 1] or 0.0)))
+
+
+def _component_rows(a: Mapped, b: Mapped) -> list[tuple[Any, ...]]:
+    """Returns the rows of COMPONENT_COLUMNS, without those of no energy."""
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for i, one in enumerate((a, b)):
+        for part in () if isinstance(one.solution, Infeasible) else values.components(one.arch, one.solution):
+            found[part.name, "dynamic"][i] = part.dynamic_pj
+            found[part.name, "static"][i] = part.static_pj
+    return _largest_first(((*key, *pair, growth(*pair)) for key, pair in found.items() if any(pair)), 2)
 
 
 def _costs(one: Mapped) -> dict[str, EinsumCost]:
@@ -149,7 +165,8 @@ def _level_rows(
         for level in dict.fromkeys([*levels_a, *levels_b]):
             (bytes_a, energy_a), (bytes_b, energy_b) = levels_a[level], levels_b[level]
             if (bytes_a, energy_a) != (bytes_b, energy_b):
-                yield names, level, bytes_a, bytes_b, growth(bytes_a, bytes_b), energy_a, energy_b
+                moved = (None, None) if level == LEAKAGE else (bytes_a, bytes_b)
+                yield names, level, *moved, growth(*moved), energy_a, energy_b
 
 
 def _levels(one: Mapped, costs: Sequence[EinsumCost]) -> defaultdict[str, tuple[float, float]]:
@@ -238,20 +255,20 @@ def points(run: Run, a: str, b: str) -> list[Table]:
     differing = [(key, *_pair_of(*pair)) for key, *pair in pairs if pair[0] != pair[1]]
     title = f"machine {shown[0].machine} (A), machine {shown[1].machine} (B){'' if differing else ': equal'}"
     header = ("metric", "A", "B", "change")
-    tables = [Table(title, header, tuple(differing), _gap_note(gaps), "machines")]
+    found = [Table(title, header, tuple(differing), _gap_note(gaps), "machines")]
     for first, second in zip(shown[0].solutions, shown[1].solutions, strict=True):
         totals, *others = mappings(first, second)
         name = first.workload.name
-        tables.append(replace(totals, title=name, key=f"{name}.{totals.key}"))
-        tables += [replace(one, title=f"{name}: {one.title}", key=f"{name}.{one.key}") for one in others]
-    return tables
+        found.append(replace(totals, title=name, key=f"{name}.{totals.key}"))
+        found += [replace(one, title=f"{name}: {one.title}", key=f"{name}.{one.key}") for one in others]
+    return found
 
 
 def _gap_note(gaps: Sequence[float | None]) -> str:
     """Returns how far the costs of A and B may lie above their optima; "" where neither does."""
     if not any(gaps):
         return ""
-    texts = [fact("gap", gap or 0.0) for gap in gaps]
+    texts = [tables.fact("gap", gap or 0.0) for gap in gaps]
     return (
         f"costs are up to {texts[0]} (A) and {texts[1]} (B) above their optima (solver.gap, "
         "sharing_gap): a smaller change may be one of searches"
@@ -307,12 +324,22 @@ def runs(a: Run, b: Run) -> list[Table]:
     ]
 
 
-def compare(run: Run, a: Run | str | int, b: str | int = "best") -> dict[str, list[Row]]:
+class Comparison(dict[str, list[Row]]):
+    """Rows by name of the table; prints as the tables of `dse compare`."""
+
+    def __init__(self, found: Sequence[Table]) -> None:
+        super().__init__({name: [*map(Row, rows)] for name, rows in to_json(found).items()})
+        self.found = found
+
+    def __repr__(self) -> str:
+        return "\n\n".join(text(one, REPR_WIDTH) for one in self.found)
+
+
+def compare(run: Run, a: Run | str | int, b: str | int = "best") -> Comparison:
     """Returns what `dse compare` prints of two points of a run (named as for `show`), or of this run and
-    another one: rows by name of the table. Raises ValueError.
+    another one. Raises ValueError.
     """
-    found = runs(run, a) if isinstance(a, Run) else points(run, str(a), str(b))
-    return {name: [*map(Row, rows)] for name, rows in to_json(found).items()}
+    return Comparison(runs(run, a) if isinstance(a, Run) else points(run, str(a), str(b)))
 
 
 def to_json(comparison: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
@@ -354,6 +381,21 @@ def shown(table: Table) -> Table:
     return replace(table, header=names, rows=tuple(tuple(cells(row)) for row in table.rows))
 
 
+def text(one: Table, width: int) -> str:
+    """Returns a table of a comparison as `dse compare` prints it, at most `width` columns wide: the unit of a
+    column such as `energy_pj A` is in its cells.
+    """
+    if not one.rows:
+        return one.title
+    one = shown(one)
+    keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
+    heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
+    is_metric = one.header[0] == "metric"
+    rows = [(units.label(row[0]), *row[1:]) if is_metric else row for row in one.rows]
+    found = tables.table(heads, rows, one.title, (), width, keys).rstrip("\n")
+    return f"{found}\n\n{one.note}" if one.note else found
+
+
 def _pair_texts(key: str, a: Any, b: Any) -> tuple[str | None, str | None]:
     """Returns a value of A and of B as text, numbers that are no whole ones in one unit; None: no value."""
     name = key.partition(":")[0]
@@ -364,7 +406,7 @@ def _pair_texts(key: str, a: Any, b: Any) -> tuple[str | None, str | None]:
     if shared and not name.endswith(("_s", "seconds", "time")):
         return shared[0], shared[1]
     texts = (
-        None if one is None else _short(one) if isinstance(one, str) else fact(name, one) + unit
+        None if one is None else _short(one) if isinstance(one, str) else tables.fact(name, one) + unit
         for one in (a, b)
     )
     first, second = texts
@@ -386,7 +428,8 @@ def _hypervolumes(a: Run, b: Run) -> tuple[list[float], str] | None:
     if not len(box):
         return None
     reference = dict(zip(names, pareto.scaler(box).reference() * signs, strict=True))
-    note = f"hypervolume: in one box, that of the feasible points of both; reference {fact('', reference)}"
+    at = tables.fact("", reference)
+    note = f"hypervolume: in one box, that of the feasible points of both; reference {at}"
     return [pareto.boxed_hypervolume(one, box) for one in found], note
 
 
@@ -436,7 +479,7 @@ def _run_row(root: Path) -> tuple[Any, ...]:
         facts = check.status(root, skip_damaged=True)
     except ValueError:
         return str(root), "damaged", name, None, None, None, tags, ""
-    time = fact("time", facts["time"]) if "time" in facts else ""
+    time = tables.fact("time", facts["time"]) if "time" in facts else ""
     counts = (facts["done"], facts.get("front"), facts.get("hypervolume"))
     versions = check.other_model(root)
     state = facts["state"] + f" (by {versions}: other costs)" * bool(versions)
