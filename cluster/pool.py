@@ -351,6 +351,7 @@ def cluster(address: str | None, workers: int | None) -> Iterator[int]:
                 _join(address, ray_options)
             else:
                 _start(num_cpus=workers or os.cpu_count(), _temp_dir=str(temporary / "ray"), **ray_options)
+            _take_sigterm_back()
             yield int(ray.cluster_resources().get("CPU", 0))
         finally:
             ray.shutdown()
@@ -442,6 +443,15 @@ def _keep_sigterm() -> Iterator[None]:
         yield
     finally:
         ray._private.utils.set_sigterm_handler = set_handler
+
+
+def _take_sigterm_back() -> None:
+    """Sets this process's handler of SIGTERM again: Ray's C++ code, once it has started, has put one before
+    it that aborts the process 3 s later.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager

@@ -508,8 +508,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("presses", some([1, 2], 1))
-def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path, presses: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "presses"), some([(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)], 1, 2)
+)
+def test_ctrl_c_and_sigterm_leave_nothing_behind(
+    tmp_path: Path, number: signal.Signals, presses: int
+) -> None:
+    """Ctrl-C reaches the whole group. Ray's handler of SIGTERM, which aborts the process after 3 s, is never
+    called.
+    """
     study(tmp_path, workloads=HEAVY)
     child = subprocess.Popen(
         [
@@ -533,11 +540,12 @@ def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_behind(tmp_path: Path
     )
     family = children(child.pid)
     for _ in range(presses):
-        os.killpg(child.pid, signal.SIGINT)
+        (os.killpg if number == signal.SIGINT else os.kill)(child.pid, number)
         time.sleep(0.3)
     said, _ = child.communicate(timeout=300)
     assert 0 < int(said) < SIZE
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+    assert "SIGTERM received" not in (tmp_path / "run/log/ray.log").read_text()
     assert len(family) > 3
     assert len(rows(tmp_path / "run")["machines"]) == int(said)
     more = studies.load(tmp_path / "exhaustive.yaml", [f"stop.machines={int(said) + 4}"])
