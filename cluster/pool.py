@@ -138,7 +138,7 @@ class Solver:
         """
         from cluster import worker
 
-        return self.loaded and worker.pack(worker.solve_lease(self.loaded, lease))
+        return self.loaded and worker.solve_in_actor(self.loaded, lease)
 
 
 @dataclass(slots=True)
@@ -834,7 +834,11 @@ def _on_done(pool: Pool, slot: ActorSlot, done: Done) -> Iterator[Done]:
     if lease.asks:
         pace = done.seconds / len(lease.asks)
         pool.pace_s = pace if not pool.pace_s else 0.9 * pool.pace_s + 0.1 * pace
-    pool.log(slot.number, f"lease {lease.number}: {len(lease.asks)} machines in {done.seconds:.3f} s")
+    shared = f", after {done.shared_s:.1f} s for what machines share" * (done.shared_s >= 0.05)
+    pool.log(slot.number, f"lease {lease.number}: {len(lease.asks)} machines in {done.seconds:.3f} s{shared}")
+    for line in done.warnings:
+        pool.log(slot.number, line)
+        logging.getLogger("dse").warning("actor %d: %s", slot.number, line)
     if lease.number not in pool.drop_second_result:
         _finish(pool, lease)
         yield done

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import hashlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import product
@@ -132,6 +133,7 @@ class Done:
     cache_misses: int = 0  # answers that were not there, and were solved
     group: Group | None = None  # that the worker wrote
     batch_faults: tuple[str, ...] = ()  # a line per batch whose machines were solved one by one
+    warnings: tuple[str, ...] = ()  # of an actor's process, such as of a damaged file in $DSE_CACHE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class Packed:
     figures: tuple[float, float, int, int]  # seconds, shared_s, cache_hits, cache_misses
     group: Group | None
     batch_faults: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +254,28 @@ def solve_lease(job: Job, lease: Lease) -> Done:
     return Done(lease, batches_of(tables), seconds, "", shared_s, hits, misses, group, tuple(faults))
 
 
+class _Lines(logging.Handler):
+    """Gathers the lines of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def solve_in_actor(job: Job, lease: Lease) -> Packed:
+    """Returns what an actor sends back for a lease, with the warnings that its process gave meanwhile."""
+    logger, heard = logging.getLogger("dse"), _Lines()
+    logger.addHandler(heard)
+    try:
+        done = solve_lease(job, lease)
+    finally:
+        logger.removeHandler(heard)
+    return pack(replace(done, warnings=tuple(heard.lines)))
+
+
 def batches_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.RecordBatch]:
     """Returns the rows of those tables that have any."""
     return {name: table.combine_chunks().to_batches()[0] for name, table in tables.items() if table.num_rows}
@@ -260,7 +285,7 @@ def pack(done: Done) -> Packed:
     """Returns what an actor sends back for a lease."""
     tables = {name: batch.serialize().to_pybytes() for name, batch in done.tables.items()}
     figures = (done.seconds, done.shared_s, done.cache_hits, done.cache_misses)
-    return Packed(tables, figures, done.group, done.batch_faults)
+    return Packed(tables, figures, done.group, done.batch_faults, done.warnings)
 
 
 def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
@@ -276,7 +301,8 @@ def unpack(job: Job, lease: Lease, packed: Packed) -> Done:
         for name, data in packed.tables.items()
     }
     seconds, shared_s, hits, misses = packed.figures
-    return Done(lease, tables, seconds, "", shared_s, hits, misses, packed.group, packed.batch_faults)
+    rest = packed.group, packed.batch_faults, packed.warnings
+    return Done(lease, tables, seconds, "", shared_s, hits, misses, *rest)
 
 
 def _ruled_out(job: Job, lease: Lease) -> list[pa.Table]:

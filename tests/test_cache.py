@@ -302,3 +302,12 @@ def test_a_cache_that_is_a_file_is_said_once(
     assert len(caplog.messages) == 1
     assert "cannot be read (Not a directory)" in caplog.messages[0]
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_said_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("a", "b"):
+        cache.write(tmp_path / "file" / "answers" / name, b"x")
+    assert caplog.messages == [
+        f"{tmp_path}/file/answers: cannot be written (Not a directory); answers are not kept"
+    ]

@@ -202,6 +202,6 @@ def test_a_run_without_a_machine_yet_says_so_less_and_less_often(
         shown.show(status)
     lines = capsys.readouterr().err.splitlines()
     assert 5 <= len(lines) <= 8
-    times = re.findall(r"300 being solved, none yet after (\d+) s; .*--dry-run", "\n".join(lines))
+    times = re.findall(r"300 being solved, none yet after (\d+) s: .*--dry-run", "\n".join(lines))
     assert times[0] == "5"
     assert len(times) == len(lines)

@@ -147,8 +147,9 @@ def prune(older_s: float | None = None, of_others: bool = False) -> tuple[int, i
 
 
 def write(path: Path, answer: bytes) -> None:
-    """Store an answer. Nothing is stored if the folder cannot be written (the next run solves again), if this
-    process could not read the file that is there, or after a deadline, since searches are then cut short.
+    """Store an answer. Nothing is stored if the folder cannot be written (a warning, once; the next run
+    solves again), if this process could not read the file that is there, or after a deadline, since searches
+    are then cut short.
     """
     lookups["misses"] += 1
     if path in _unread:
@@ -156,9 +157,11 @@ def write(path: Path, answer: bytes) -> None:
     # where the module is not loaded (it imports NumPy) no deadline is in force
     if (deadline := sys.modules.get("dse.run.deadline")) and deadline.has_passed():
         return
-    with suppress(OSError):
+    try:
         make_folder(path.parent)
         write_bytes(path, _digest(path, answer) + answer)
+    except OSError as fault:
+        _say_unwritten(path.parent, fault.strerror or str(fault))
 
 
 def read(path: Path) -> bytes | None:
@@ -207,6 +210,12 @@ def remove_damaged(path: Path, why: str) -> None:
         why,
         "could not be removed; remove it by hand" if path.exists() else "removed, built anew",
     )
+
+
+@cache
+def _say_unwritten(folder: Path, why: str) -> None:
+    """Warn, once for a folder, that answers are not kept."""
+    logging.getLogger("dse").warning("%s: cannot be written (%s); answers are not kept", folder, why)
 
 
 def _leave(path: Path, why: str) -> None:
