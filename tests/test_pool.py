@@ -4,6 +4,7 @@ no cluster.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
-from cluster import driver, objects, pool
+from cluster import driver, objects, pool, worker
 from cluster import store as stores
 from cluster.run_state import WorkerStats
 from cluster.store import RunFault
@@ -152,6 +153,27 @@ def test_only_a_machine_that_kills_its_actor_is_given_up(seed: int) -> None:
     assert not any((loop.queue, loop.in_flight, loop.outstanding, loop.suspects))
     assert sorted(solved + lost) == list(range(24))
     assert set(lost) == deadly | ({glutton} & set(range(24)))
+
+
+def test_warnings_of_an_actor_s_process_reach_the_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damaged(_job: object, lease: Lease) -> Done:
+        logging.getLogger("dse").warning("%s: truncated", "shared.npz")
+        return Done(lease, {}, 1.0, shared_s=31.5)
+
+    monkeypatch.setattr(worker, "solve_lease", damaged)
+    lease, said = Lease(1, (Ask(1, 0, ""),)), list[str]()
+    packed = worker.solve_in_actor(None, lease)  # type: ignore[arg-type]
+    caplog.clear()
+    loop = loop_of(1)
+    loop.log = lambda _actor, line: said.append(line)
+    loop.slots[0].flights.append(pool.Flight(1, lease, 0.0))
+    done = worker.unpack(SimpleNamespace(schemas={}, sink=None), lease, packed)  # type: ignore[arg-type]
+    assert [*pool._on_done(loop, loop.slots[0], done)] == [done]
+    told = "lease 1: 1 machines in 1.000 s, after 31.5 s for what machines share"
+    assert said == [told, "shared.npz: truncated"]
+    assert caplog.messages == ["actor 0: shared.npz: truncated"]
 
 
 def test_idle_actors_cost_nothing() -> None:

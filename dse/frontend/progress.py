@@ -211,8 +211,8 @@ class RunProgress:
         elif status.state == "running":
             in_flight = f", {status.in_flight} being solved" * (status.in_flight > 0)
             text = (
-                f"{text}{in_flight}, none yet after {duration(spent_s)}: those that share searches end together "
-                "(dse run STUDY --dry-run estimates the time)"
+                f"{text}{in_flight}, none yet after {duration(spent_s)}: those that share searches end "
+                "together (dse run STUDY --dry-run estimates the time)"
             )
             every_s = min(MAX_LINE_S, max(LINE_S, spent_s / 2))
         if status.state == "running" and not status.reason:
