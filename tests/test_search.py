@@ -6,19 +6,22 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from math import inf, isclose
+from random import Random
 
 import numpy as np
 import pytest
 
 from dse.mapper.exact import search as searches
+from dse.mapper.exact import spatial
 from dse.mapper.exact.optimal import optimal
-from dse.mapper.exact.search import search, supports
+from dse.mapper.exact.search import search, supports, unrolling_count
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
-from dse.mapping.constraints import FREE
+from dse.mapping.constraints import FREE, Factors
 from dse.mapping.nest import Infeasible
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
+from hw.arch import Fanout
 from tests.amount import amount
 from tests.nests import free_edge
 from tests.prove.mappers import buffered_of, crowded, crowded_of
@@ -129,3 +132,50 @@ def arrays(form: object) -> list[np.ndarray]:
     if is_dataclass(form):
         return [found for one in fields(form) for found in arrays(getattr(form, one.name))]
     return [np.asarray(form)]
+
+
+def test_ways_to_unroll_are_counted_as_they_are_listed() -> None:
+    rng = Random(0)
+    for _ in range(amount(400, 10)):
+        numbers = range(rng.choice((1, 2, 3)))
+        sizes = [tuple(rng.choice((1, 2, 3, 4, 6)) for _ in range(rng.choice((1, 2)))) for _ in numbers]
+        fanouts = tuple(
+            Fanout(
+                f"f{b}",
+                b + 1,
+                tuple((f"d{b}{i}", n) for i, n in enumerate(own)),
+                (rng.random() < 0.5,) * len(own),
+                (rng.random() < 0.5,) * len(own),
+            )
+            for b, own in enumerate(sizes)
+        )
+        dims = tuple(dim for dim in dims_and_groups(fanouts)[0] if rng.random() < 0.8)
+        factors: Factors = rng.choice(("perfect", "imperfect_spatial"))
+        extent, least = rng.choice((7, 12, 24, 30, 64)), rng.choice((1, 1, 2, 4))
+        listed = spatial._factorizations(extent, dims, len(sizes), 0, factors, True, least)
+        assert spatial.way_count(extent, dims, len(sizes), factors, least) == len(list(listed))
+
+
+def test_arrays_too_large_to_share_tables_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 16 x 16 chiplets of 4 x 4 PEs, which stand for all of 5 x 5 to 16 x 16, 36 has more ways."""
+    (e,) = catalog.load("gemm:m=36,n=2,k=4").einsums
+    problem = Problem(machine.load_arch("simba"), e, "energy")
+    shared = search(problem, "imperfect_spatial")
+    many = unrolling_count(problem, "imperfect_spatial", FREE)
+    monkeypatch.setattr(searches, "MAX_SHARED_WAYS", 100)
+    searches._table_fanouts.cache_clear()
+    assert unrolling_count(problem, "imperfect_spatial", FREE) < many
+    own = search(problem, "imperfect_spatial")
+    searches._table_fanouts.cache_clear()
+    assert (own.mapping, own.lower_bound) == (shared.mapping, shared.lower_bound)
+
+
+def test_tables_that_were_used_last_are_kept() -> None:
+    asked = list[int]()
+    kept = spatial.kept_up_to(10, int)(lambda n: asked.append(n) or n)
+    for n in (4, 5, 4, 3, 4, 5, 20, 4, 20):
+        assert kept(n) == n
+    assert asked == [4, 5, 3, 5, 20, 4, 20]
+    kept.cache_clear()
+    assert kept(20) == 20
+    assert asked[7:] == [20]

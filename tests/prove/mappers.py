@@ -64,6 +64,7 @@ BUFFERED, SMALL = 5, 600
 LARGER, LARGE = 50, 10  # of so many problems one is so many times as large
 GAPS = (0.0, 0.01, 0.05)
 CHOICES = (1, 10, 100)  # of these budgets one
+BUDGET, SHARE = search.OUTER_BUDGET, 20  # of bounds of outer levels
 
 
 @dataclass(frozen=True)
@@ -444,7 +445,11 @@ def crowded(seed: int, most: int = 150, budget: int = 20_000, name: str = "edge_
     for tiles in ("perfect", "imperfect_spatial"):
         answers = []
         for least in (budget**2, 0):
-            with patch.object(search, "MIN_FOR_OUTER_BOUNDS", least):
+            with (
+                patch.object(search, "MIN_FOR_OUTER_BOUNDS", least),
+                patch.object(search, "OUTER_BUDGET", budget // 100 if least == 0 and seed % 2 else BUDGET),
+                patch.object(search, "OUTER_SHARE", SHARE),  # so every other one is searched twice
+            ):
                 answers.append(search.search(problem, tiles, budget=budget))
         without, ours = answers
         same = ours.mapping == without.mapping and isclose(ours.lower_bound, without.lower_bound)
