@@ -4,9 +4,10 @@ problems at which each of its rules fires.
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from math import inf, isclose
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dse.mapper.exact.search import search, supports, unrolling_count
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
 from dse.mapping.constraints import FREE, Factors
 from dse.mapping.nest import Infeasible
+from dse.run import deadline
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
@@ -66,6 +68,45 @@ def test_boxes_know_what_outer_levels_have_room_for(monkeypatch: pytest.MonkeyPa
     found = search(crowded_of(57, 30), "imperfect_spatial", budget=1_000)
     assert not found.ended
     assert isclose(found.lower_bound, 195643.74103900464)
+
+
+def test_a_window_that_is_cut_may_need_more_room_twice() -> None:
+    """Of 2 rows of windows of 5 a level on chip has room for 6 values, once; cut, for 5, not twice."""
+    arch = machine.load_arch("nvdla")
+    sizes, capacities = (3, 2), (None, 128, 512, 32)
+    own = tuple(replace(f, dims=(("K", sizes[0]), ("C", sizes[1]))) for f in arch.fanouts)
+    levels = tuple(replace(v, capacity_bits=n) for v, n in zip(arch.levels, capacities, strict=True))
+    (e,) = catalog.load("conv:k=4,c=4,p=2,q=1,r=5,s=1").einsums
+    problem = Problem(replace(arch, fanouts=own, levels=levels), e, "energy")
+    with_bounds, without = (search_from(problem, least) for least in (0, 1 << 62))
+    assert not without.ended
+    assert (with_bounds.mapping, with_bounds.lower_bound) == (without.mapping, without.lower_bound)
+
+
+def search_from(problem: Problem, least: int) -> searches.SearchResult:
+    """With bounds of outer levels from so many nodes and boxes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", least)
+        return search(problem, "perfect", budget=20_000)
+
+
+def test_what_a_short_search_found_stands_where_the_long_one_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_once, cut = searches.batch_search.search, list[bool]()
+
+    def and_stop(*given: Any) -> Any:
+        found = search_once(*given)
+        cut.append(bool(deadline.STOP[0]))
+        deadline.STOP[0] = 1
+        return found
+
+    monkeypatch.setattr(searches, "OUTER_BUDGET", 10)
+    monkeypatch.setattr(searches.batch_search, "search", and_stop)
+    try:
+        found = search(crowded_of(57, 30), "perfect", budget=10_000)
+    finally:
+        deadline.STOP[0] = 0
+    assert cut == [False, True]
+    assert found.mapping
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
@@ -172,10 +213,15 @@ def test_arrays_too_large_to_share_tables_have_their_own(monkeypatch: pytest.Mon
 
 def test_tables_that_were_used_last_are_kept() -> None:
     asked = list[int]()
-    kept = spatial.kept_up_to(10, int)(lambda n: asked.append(n) or n)
+
+    @spatial.kept_up_to(10, int)
+    def kept(n: int) -> int:
+        asked.append(n)
+        return n
+
     for n in (4, 5, 4, 3, 4, 5, 20, 4, 20):
         assert kept(n) == n
     assert asked == [4, 5, 3, 5, 20, 4, 20]
-    kept.cache_clear()
+    vars(kept)["cache_clear"]()
     assert kept(20) == 20
     assert asked[7:] == [20]
