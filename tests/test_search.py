@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dse.mapper.exact import optimal as optimal_mapper
 from dse.mapper.exact import search as searches
 from dse.mapper.exact import spatial
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search, supports, unrolling_count
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
 from dse.mapping.constraints import FREE, Factors
-from dse.mapping.nest import Infeasible
+from dse.mapping.nest import Infeasible, Mapping
 from dse.run import deadline
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
@@ -53,6 +54,22 @@ def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
     assert 0 < stopped.lower_bound <= best.energy_pj
     assert supports(gemm.einsum, "imperfect_spatial")
     assert not supports(gemm.einsum, "imperfect")
+
+
+def test_what_is_within_the_gap_is_not_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a search that ended. The local search takes minutes on arrays of arrays."""
+    gemm = Problem(
+        machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy"
+    )
+    improved, improve = list[Mapping](), optimal_mapper.improve
+    monkeypatch.setattr(
+        optimal_mapper, "improve", lambda *given: (improved.append(given[1]), improve(*given))[1]
+    )
+    (near,) = optimal(gemm, budget=3, allowed_gap=100.0)  # type: ignore[misc]
+    assert 0 < near.optimality_gap <= 100.0
+    assert not improved
+    assert optimal(gemm, budget=3, allowed_gap=1e-3)
+    assert improved == [near.mapping]
 
 
 @pytest.mark.parametrize(
