@@ -5,8 +5,10 @@ python -m bench.mappers speed [MACHINE...]       optimal on every unique einsum 
                                                  objectives, in the default space; ragged tiles in time:
                                                  python -m bench.smaug. MACHINE,MINUTES: on random ones of the
                                                  einsums, for so many CPU minutes
-python -m bench.mappers drawn [PROBLEMS]         the same on problems drawn from networks and eight machines,
-                                                 those with several arrays among them; energy, cold
+python -m bench.mappers drawn [EACH] [MACHINE...]   energy, cold, of so many einsums of each of sixteen
+                                                 networks, drawn and listed first, on each of eight machines,
+                                                 those with several arrays among them
+python -m bench.mappers ended [SECONDS]          searches that take longer, ended by limits.seconds
 python -m bench.mappers tiles [LAYERS]           what perfect tiles cost on arrays that few extents divide
 python -m bench.mappers peers [LAYERS] [FOLDER]  ZigZag and nn_dataflow in environments of their own (made in
 FOLDER, default a temporary one) on
@@ -40,6 +42,7 @@ from dse.mapper.baselines.random import MAPPINGS, random
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.constraints import Factors
 from dse.mapping.nest import Infeasible
+from dse.run import deadline
 from dse.sim.counts.actions import action_pj
 from dse.sim.einsum.evaluate import EinsumCost, Problem, objective_value
 from hw import machine
@@ -179,30 +182,76 @@ def speed(machines: Sequence[str]) -> Iterator[str]:
         )
 
 
-def drawn(problems: int) -> Iterator[str]:
-    """Energy of random unique einsums of NETWORKS on random ones of ARRAYS, in the default space and gap: a
-    line each, then how many are within the gap, and CPU ms cold; where fills overlap freely and where not.
+def drawn(each: int, machines: Sequence[str]) -> Iterator[str]:
+    """Energy of so many einsums of each of NETWORKS (`_drawn`) on each machine, in the default space and gap:
+    the einsums, a line per problem, then how many are within the gap, and CPU ms cold: by machine, and where
+    fills overlap freely or not.
     """
-    rng, einsums, arches = Random(0), list(_einsums().values()), {n: machine.load_arch(n) for n in ARRAYS}
-    for arch in arches.values():
+    chosen = _drawn(each)
+    for source, own in chosen.items():
+        yield f"{source}: {', '.join(group.names[0] for group in own)}"
+    rows: list[tuple[float, float, str, str]] = []  # gap, CPU ms, machine, overlap
+    for name in machines:
+        arch = machine.load_arch(name)
         warm_up(arch)
-    rows: list[tuple[float, float, str]] = []  # gap, ms, overlap
-    for _ in range(problems):
-        (e, label), name = rng.choice(einsums), rng.choice(ARRAYS)
-        forget()
-        found, seconds = timed(NEARLY, Problem(arches[name], e, "energy"))
-        gap = inf if isinstance(found, Infeasible) else found.optimality_gap
-        rows.append((gap, 1000 * seconds, arches[name].overlap))
-        yield f"{name} {label} {_shape(e)}: {rows[-1][1]:.1f} ms; gap {100 * gap:.2g} %; {_pj(found)}"
+        for source, own in chosen.items():
+            for group in own:
+                forget()
+                found, seconds = timed(NEARLY, Problem(arch, group.einsum, "energy"))
+                gap = inf if isinstance(found, Infeasible) else found.optimality_gap
+                rows.append((gap, 1000 * seconds, name, arch.overlap))
+                yield (
+                    f"{name} {source} {group.names[0]} {_shape(group.einsum)}: {1000 * seconds:.1f} ms; gap "
+                    f"{100 * gap:.2g} %; {_pj(found)}"
+                )
+        yield _summed(name, [row for row in rows if row[2] == name])
     for overlap in ("free", "buffered"):
-        times = sorted(ms for _, ms, how in rows if how == overlap)
-        gaps = sorted(gap for gap, _, how in rows if how == overlap)
-        within = sum(gap <= NEAR * (1 + 1e-9) for gap in gaps)
-        yield (
-            f"{overlap} overlap: {within} of {len(gaps)} within {100 * NEAR:g} %, gap at 95 % "
-            f"{100 * gaps[int(0.95 * len(gaps))]:.2g} %, largest {100 * gaps[-1]:.2g} %; CPU ms median "
-            f"{median(times):.1f}, 99 % {times[int(0.99 * len(times))]:.0f}, worst {times[-1]:.0f}"
-        )
+        yield _summed(f"{overlap} overlap", [row for row in rows if row[3] == overlap])
+
+
+def _drawn(each: int) -> dict[str, list[Unique]]:
+    """So many unique einsums of each network, at most, in the same order in every run."""
+    found = {}
+    for source in NETWORKS:
+        groups = list(unique(catalog.load(source)))
+        found[source] = Random(source).sample(groups, min(each, len(groups)))
+    return found
+
+
+def _summed(label: str, rows: Sequence[tuple[float, float, str, str]]) -> str:
+    """rows: gap, CPU ms, machine, overlap of each problem."""
+    if not rows:
+        return f"{label}: none"
+    gaps, times = sorted(row[0] for row in rows), sorted(row[1] for row in rows)
+    within, at_95, at_99 = (
+        sum(gap <= NEAR * (1 + 1e-9) for gap in gaps),
+        int(0.95 * len(rows)),
+        int(0.99 * len(rows)),
+    )
+    return (
+        f"| {label} | {len(rows)} | {100 * within / len(rows):.1f} % | {100 * gaps[at_95]:.2g} % | "
+        f"{100 * gaps[-1]:.2g} % | {median(times):.0f} | {times[at_99]:.0f} | {times[-1]:.0f} |"
+    )
+
+
+def ended(seconds: float) -> Iterator[str]:
+    """What `limits.seconds` leaves of searches that take longer: the answer's gap, wall and CPU seconds."""
+    for name in ("datacenter", "kapla_multi", "simba"):
+        arch = machine.load_arch(name)
+        warm_up(arch)
+        for source in ("gemm:m=4096,n=4096,k=4096", "llama7b:phase=prefill"):
+            groups = unique_macs(source)
+            began, cpu = time.monotonic(), time.process_time()
+            with deadline.within(seconds, is_divided=True):
+                found = []
+                for at, group in enumerate(groups):
+                    with deadline.part(len(groups) - at):
+                        found.append(timed(NEARLY, Problem(arch, group.einsum, "energy"))[0])
+            gaps = [inf if isinstance(one, Infeasible) else one.optimality_gap for one in found]
+            yield (
+                f"{name} {source}, {len(groups)} einsums, {seconds:g} s: {time.monotonic() - began:.2f} s, "
+                f"{time.process_time() - cpu:.2f} CPU s; gaps at most {100 * max(gaps):.3g} %"
+            )
 
 
 def _einsums() -> dict[str, tuple[Einsum, str]]:
@@ -481,8 +530,10 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["speed", *machines]:
             lines = speed(machines or MACHINES)
-        case ["drawn", *count]:
-            lines = drawn(int(count[0]) if count else 300)
+        case ["drawn", *rest]:
+            lines = drawn(int(rest[0]) if rest else 6, rest[1:] or ARRAYS)
+        case ["ended", *seconds]:
+            lines = ended(float(seconds[0]) if seconds else 5.0)
         case ["tiles", *layers]:
             lines = tiles(int(layers[0]) if layers else 60)
         case ["baselines", *networks]:

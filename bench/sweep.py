@@ -3,7 +3,7 @@ and its fronts.
 
     python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared
         65536]
-        [--whole 1000000] [--workers 2] [--structural 4096] [--alone 24]
+        [--whole 1000000] [--workers 2] [--structural 4096] [--alone 24] [--structures 60]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a
 short run; CPU seconds per machine of each step from its number to a committed part, beside the same machines
@@ -12,7 +12,8 @@ processes (proportional shares), disk, resume. Drawn: as many machines of ResNet
 ones; disk, fronts, and what views compute. Shared: so many random machines of one array, ResNet-50 and
 SqueezeNet, which share mappings; CPU seconds of the table, and of each step from number to committed part,
 beside machines solved exactly (together, since they differ in prices and rates alone). Whole: a run of so
-many, from an empty cache and with tables kept.
+many, from an empty cache and with tables kept. Structures: so many random machines of any array, at gaps of
+5 and 1 %, as one batch that shares mappings, beside some of them alone.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ space:
   regf.capacity: [64 B, 96 B, 128 B, 192 B, 256 B, 384 B, 512 B]
   dram.kind: [ddr3, ddr4, lpddr4, lpddr5, gddr6, hbm2]
 objectives: [energy_pj, latency_ns, area_mm2]
-search: {{method: {method}, seed: 7}}
+search: {{method: {method}, seed: 7, generation: {generation}}}
 solver: {{gap: {gap}, sharing_gap: {sharing_gap}}}
 """
 LATTICE, ANY = "[4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48]", "{from: 4, to: 64, step: 1}"
@@ -105,6 +106,7 @@ DEFAULTS = {
     "whole": 1_000_000,
     "structural": 4096,
     "alone": 24,
+    "structures": 60,
 }
 SHARED = 125_000  # machines of a cell
 PRODUCT = "gemm:m=64,n=96,k=128"
@@ -434,7 +436,12 @@ def structural(folder: Path, workload: str, method: str, gap: float, machines: i
         arrays = LATTICE if method == "exhaustive" else ANY
         path.write_text(
             STRUCTURAL.format(
-                workload=workload, method=method, arrays=arrays, gap=own_gap, sharing_gap=sharing_gap
+                workload=workload,
+                method=method,
+                arrays=arrays,
+                generation=min(machines, 1024),
+                gap=own_gap,
+                sharing_gap=sharing_gap,
             )
         )
         return job_of(studies.load(path))
@@ -460,7 +467,7 @@ def structural(folder: Path, workload: str, method: str, gap: float, machines: i
     each = (time.process_time() - begun) / alone
     print(
         f"{workload}, {method}, gap {gap:.0%}: {done} machines in {batches} batches, {1 / together:.1f} "
-        f"machines a second and core (alone {1 / each:.2f}: {each / together:.0f} times); gaps "
+        f"machines a second and core (alone {1 / each:.2f}: {each / together:.1f} times); gaps "
         f"{np.mean(gaps):.1%} in the mean, {max(gaps):.1%} at most",
         flush=True,
     )
@@ -483,6 +490,9 @@ def main() -> None:
         for workload in ("light_squeezenet", "light_resnet50") if chosen.structural else ():
             for method, gap in (("exhaustive", 0.05), ("exhaustive", 0.01), ("random", 0.05)):
                 structural(Path(folder), workload, method, gap, chosen.structural, chosen.alone)
+        for workload in ("light_squeezenet", "light_resnet50") if chosen.structures else ():
+            for gap in (0.05, 0.01):
+                structural(Path(folder), workload, "random", gap, chosen.structures, chosen.alone)
         if chosen.whole:
             whole(Path(folder), "light_resnet50", chosen.whole, chosen.workers)
         if chosen.million:

@@ -36,7 +36,12 @@ BOUNDED = {  # what a recursion may be as deep as
     },
     "prime factors or ranks of one einsum": {
         "dse/mapper/baselines/exhaustive.py": {"chains"},
-        "dse/mapper/exact/spatial.py": {"_factorizations", "_imperfect_splits", "_perfect_splits"},
+        "dse/mapper/exact/spatial.py": {
+            "_factorizations",
+            "_imperfect_splits",
+            "_perfect_splits",
+            "way_count",
+        },
     },
     "einsums of one segment, at most eight": {
         "dse/solve/schedules/depths.py": {"Descent.visit"},

@@ -4,21 +4,27 @@ problems at which each of its rules fires.
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from math import inf, isclose
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dse.mapper.exact import optimal as optimal_mapper
 from dse.mapper.exact import search as searches
+from dse.mapper.exact import spatial
 from dse.mapper.exact.optimal import optimal
-from dse.mapper.exact.search import search, supports
+from dse.mapper.exact.search import search, supports, unrolling_count
 from dse.mapper.exact.spatial import dims_and_groups, unrollings
-from dse.mapping.constraints import FREE
-from dse.mapping.nest import Infeasible
+from dse.mapping.constraints import FREE, Factors
+from dse.mapping.nest import Infeasible, Mapping
+from dse.run import deadline
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
+from hw.arch import Fanout
 from tests.amount import amount
 from tests.nests import free_edge
 from tests.prove.mappers import buffered_of, crowded, crowded_of
@@ -50,6 +56,22 @@ def test_a_spent_budget_says_how_far_the_answer_may_be() -> None:
     assert not supports(gemm.einsum, "imperfect")
 
 
+def test_what_is_within_the_gap_is_not_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a search that ended. The local search takes minutes on arrays of arrays."""
+    gemm = Problem(
+        machine.arch(machine.load("edge_array")), catalog.load("gemm:m=64,n=32,k=48").einsums[0], "energy"
+    )
+    improved, improve = list[Mapping](), optimal_mapper.improve
+    monkeypatch.setattr(
+        optimal_mapper, "improve", lambda *given: (improved.append(given[1]), improve(*given))[1]
+    )
+    (near,) = optimal(gemm, budget=3, allowed_gap=100.0)  # type: ignore[misc]
+    assert 0 < near.optimality_gap <= 100.0
+    assert not improved
+    assert optimal(gemm, budget=3, allowed_gap=1e-3)
+    assert improved == [near.mapping]
+
+
 @pytest.mark.parametrize(
     ("name", "seed"), [*(("edge_array", seed) for seed in (5, 6, 8, 9, 31)), ("nvdla", 1), ("nvdla", 2)]
 )
@@ -63,6 +85,45 @@ def test_boxes_know_what_outer_levels_have_room_for(monkeypatch: pytest.MonkeyPa
     found = search(crowded_of(57, 30), "imperfect_spatial", budget=1_000)
     assert not found.ended
     assert isclose(found.lower_bound, 195643.74103900464)
+
+
+def test_a_window_that_is_cut_may_need_more_room_twice() -> None:
+    """Of 2 rows of windows of 5 a level on chip has room for 6 values, once; cut, for 5, not twice."""
+    arch = machine.load_arch("nvdla")
+    sizes, capacities = (3, 2), (None, 128, 512, 32)
+    own = tuple(replace(f, dims=(("K", sizes[0]), ("C", sizes[1]))) for f in arch.fanouts)
+    levels = tuple(replace(v, capacity_bits=n) for v, n in zip(arch.levels, capacities, strict=True))
+    (e,) = catalog.load("conv:k=4,c=4,p=2,q=1,r=5,s=1").einsums
+    problem = Problem(replace(arch, fanouts=own, levels=levels), e, "energy")
+    with_bounds, without = (search_from(problem, least) for least in (0, 1 << 62))
+    assert not without.ended
+    assert (with_bounds.mapping, with_bounds.lower_bound) == (without.mapping, without.lower_bound)
+
+
+def search_from(problem: Problem, least: int) -> searches.SearchResult:
+    """With bounds of outer levels from so many nodes and boxes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", least)
+        return search(problem, "perfect", budget=20_000)
+
+
+def test_what_a_short_search_found_stands_where_the_long_one_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_once, cut = searches.batch_search.search, list[bool]()
+
+    def and_stop(*given: Any) -> Any:
+        found = search_once(*given)
+        cut.append(bool(deadline.STOP[0]))
+        deadline.STOP[0] = 1
+        return found
+
+    monkeypatch.setattr(searches, "OUTER_BUDGET", 10)
+    monkeypatch.setattr(searches.batch_search, "search", and_stop)
+    try:
+        found = search(crowded_of(57, 30), "perfect", budget=10_000)
+    finally:
+        deadline.STOP[0] = 0
+    assert cut == [False, True]
+    assert found.mapping
 
 
 def test_pieces_of_ragged_lanes_are_those_of_the_counts() -> None:
@@ -129,3 +190,55 @@ def arrays(form: object) -> list[np.ndarray]:
     if is_dataclass(form):
         return [found for one in fields(form) for found in arrays(getattr(form, one.name))]
     return [np.asarray(form)]
+
+
+def test_ways_to_unroll_are_counted_as_they_are_listed() -> None:
+    rng = Random(0)
+    for _ in range(amount(400, 10)):
+        numbers = range(rng.choice((1, 2, 3)))
+        sizes = [tuple(rng.choice((1, 2, 3, 4, 6)) for _ in range(rng.choice((1, 2)))) for _ in numbers]
+        fanouts = tuple(
+            Fanout(
+                f"f{b}",
+                b + 1,
+                tuple((f"d{b}{i}", n) for i, n in enumerate(own)),
+                (rng.random() < 0.5,) * len(own),
+                (rng.random() < 0.5,) * len(own),
+            )
+            for b, own in enumerate(sizes)
+        )
+        dims = tuple(dim for dim in dims_and_groups(fanouts)[0] if rng.random() < 0.8)
+        factors: Factors = rng.choice(("perfect", "imperfect_spatial"))
+        extent, least = rng.choice((7, 12, 24, 30, 64)), rng.choice((1, 1, 2, 4))
+        listed = spatial._factorizations(extent, dims, len(sizes), 0, factors, True, least)
+        assert spatial.way_count(extent, dims, len(sizes), factors, least) == len(list(listed))
+
+
+def test_arrays_too_large_to_share_tables_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 16 x 16 chiplets of 4 x 4 PEs, which stand for all of 5 x 5 to 16 x 16, 36 has more ways."""
+    (e,) = catalog.load("gemm:m=36,n=2,k=4").einsums
+    problem = Problem(machine.load_arch("simba"), e, "energy")
+    shared = search(problem, "imperfect_spatial")
+    many = unrolling_count(problem, "imperfect_spatial", FREE)
+    monkeypatch.setattr(searches, "MAX_SHARED_WAYS", 100)
+    searches._table_fanouts.cache_clear()
+    assert unrolling_count(problem, "imperfect_spatial", FREE) < many
+    own = search(problem, "imperfect_spatial")
+    searches._table_fanouts.cache_clear()
+    assert (own.mapping, own.lower_bound) == (shared.mapping, shared.lower_bound)
+
+
+def test_tables_that_were_used_last_are_kept() -> None:
+    asked = list[int]()
+
+    @spatial.kept_up_to(10, int)
+    def kept(n: int) -> int:
+        asked.append(n)
+        return n
+
+    for n in (4, 5, 4, 3, 4, 5, 20, 4, 20):
+        assert kept(n) == n
+    assert asked == [4, 5, 3, 5, 20, 4, 20]
+    vars(kept)["cache_clear"]()
+    assert kept(20) == 20
+    assert asked[7:] == [20]

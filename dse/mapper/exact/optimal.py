@@ -312,7 +312,9 @@ def _to_answer(
             if constraints != FREE
             else none_fits(problem, constraints)
         )
-    improved = [improve(problem, start, factors, constraints) for start in fits]
+    improved = fits
+    if not _is_within(problem, fits, priced, found.lower_bound, allowed_gap):
+        improved = [improve(problem, start, factors, constraints) for start in fits]
     # a local search does not see which hops can be counted, so mappings before it are candidates too
     if arch.prices_networks() and constraints == FREE:
         least = minimal_mapping(e, arch)
@@ -329,6 +331,24 @@ def _to_answer(
         ALL_MAPPINGS if best.gap_to_bound <= ROUNDING_GAP else space,
     )
     return [replace(answer, left_open="ended" if found.ended and answer.optimality_gap > allowed_gap else "")]
+
+
+def _is_within(
+    problem: Problem,
+    mappings: Sequence[Mapping],
+    priced: Sequence[EinsumCost],
+    lower: float,
+    allowed_gap: float,
+) -> bool:
+    """Whether the best of some mappings and of costs that are known is within the gap, a finite one, of the
+    lower bound or of that of any mapping.
+    """
+    try:
+        best = _with_bound_gap(problem, _best(problem, mappings, priced))
+    except Uncounted:
+        return False
+    gap = min(relative_gap(sort_key(problem, best)[0], lower), best.gap_to_bound)
+    return gap <= allowed_gap < inf
 
 
 def _some_dims_constrained(

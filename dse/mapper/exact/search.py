@@ -27,14 +27,18 @@ from numpy.typing import NDArray
 from dse.mapper.exact import hops
 from dse.mapper.exact.kernels import batch_search, state
 from dse.mapper.exact.spatial import (
+    KEPT_BYTES,
     FanoutDim,
     Group,
     NoneAllowed,
     SpatialUnrollings,
     TooMany,
+    array_bytes,
     dims_and_groups,
     gathered_mask,
+    kept_up_to,
     unrollings,
+    way_count,
 )
 from dse.mapping.classes import rank_of
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
@@ -73,8 +77,11 @@ from workloads.einsum import Einsum, Projection, TooLong, whole_slots
 BUDGET = 5_000_000  # storage nodes placed per search: some ten seconds
 REFINE_BUDGET = 100_000  # the same for each further search that tries to improve a first answer
 MAX_CHOICES = 600_000  # boxes of spatial unrollings bounded per search: some five seconds
+MAX_SHARED_WAYS = 1 << 15  # ways to unroll a rank up to which machines with similar arrays share tables
 MIN_FOR_OUTER_BOUNDS = 1_000  # nodes and boxes before `batch_search.set_outer_bounds` is worth its time
-OUTER_BUDGET = 2_000  # nodes placed for one such bound
+OUTER_BUDGET = 2_000  # nodes placed for one such bound; in long searches this share of their budget:
+OUTER_SHARE = 250
+SHORT_SHARE = 50  # the share of its budgets after which a search is a long one
 MAX_OUTER_CODES = 256  # ways in which outer levels hold the tensors that are told apart (state.Terms)
 STATE_SLOTS = 1 << 15  # slots of the hash table of inner parts of nests (state.InnerStates)
 Cost = tuple[float, float, float]  # value of the objective, energy, latency
@@ -397,8 +404,8 @@ def _search_factors(
     e, arch, machine_count = problems[0].einsum, problems[0].arch, len(problems)
     spatial = hops.countable(e, arch, constraints)
     unrolled = _where_alike(e, arch, spatial)
-    fanouts = tuple(_covering_fanout(f) for f in arch.fanouts)
     trips = _spatial_limits(constraints)
+    fanouts = _table_fanouts(e, arch.fanouts, factors, unrolled, arch.compute.lockstep)
     try:
         tables = _tables(e, fanouts, factors, unrolled, trips, arch.compute.lockstep)
     except NoneAllowed:
@@ -409,8 +416,8 @@ def _search_factors(
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
     )
-    # where no tile overlaps another or is compressed: what PEs hold together is at most what all their
-    # memories hold, and a tile that is cut needs no more room twice than the whole
+    # where tiles overlap or are compressed a tile may need more room twice, cut, than the whole does; and
+    # bounds that know the room of all PEs end too late there to pay
     is_counted = all(_serves(p, e) for p in e.tensors())
     instances = [arch.instances(v) for v in range(len(arch.levels))]
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
@@ -444,51 +451,73 @@ def _search_factors(
         ordered=np.zeros_like(rules.ordered),
     )
     nodes, levels = len(tables.tensors) * len(arch.levels) + len(machine.loop_positions), len(arch.levels)
-    work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
-    if not with_outer_bounds:
-        work.tally[state.MIN_FOR_OUTER_BOUNDS] = np.iinfo(np.int64).max
-    outer_work = _work(machine_count, nodes, levels, terms, tables, OUTER_BUDGET)
     # for `set_outer_bounds`: energy is the objective, no cycles count, inside of PEs each tile is stored once
     outer_machine = machine._replace(
         capacity=np.where(
             machine.position[:-1] == 0, machine.capacity, machine.capacity * instances if is_counted else inf
         ),
+        double_buffer=machine.double_buffer & is_counted,
         leak=np.zeros(machine_count),
         max_cycles=np.full(machine_count, inf),
         objective=state.ENERGY,
-        double_buffer=machine.double_buffer & (machine.position[:-1] == 0) & is_counted,
         most_bits=np.where(machine.position[:-1] == 0, machine.most_bits, inf),
     )
     outer_coef = np.zeros(terms.link_coef.shape)
     outer_coef[..., state.PJ] = terms.link_outer_pj
     states = _inner_states(len(tables.ranks), terms.base.shape[1])
-    bound_left_out = batch_search.search(
-        terms,
-        tables.einsum,
-        tables.pool,
-        machine,
-        terms._replace(link_coef=outer_coef),
-        tables.outer_pool,
-        outer_machine,
-        rules,
-        outer_rules,
-        tables.memo,
-        work,
-        outer_work,
-        states,
-        best,
-    )
-    memo: dict[bytes, Mapping] = {}
+
+    def searched(budget: int, choices: int, outer_budget: int, best: Floats) -> FactorsResult:
+        work = _work(machine_count, nodes, levels, terms, tables, budget, choices, margin)
+        if not with_outer_bounds:
+            work.tally[state.MIN_FOR_OUTER_BOUNDS] = np.iinfo(np.int64).max
+        outer_work = _work(machine_count, nodes, levels, terms, tables, outer_budget)
+        bound_left_out = batch_search.search(
+            terms,
+            tables.einsum,
+            tables.pool,
+            machine,
+            terms._replace(link_coef=outer_coef),
+            tables.outer_pool,
+            outer_machine,
+            rules,
+            outer_rules,
+            tables.memo,
+            work,
+            outer_work,
+            states,
+            best,
+        )
+        memo: dict[bytes, Mapping] = {}
+        return FactorsResult(
+            [
+                _cached_nest(memo, tables, e, arch, dict(spatial), rules, work, j)
+                if work.best_count[j] >= 0
+                else None
+                for j in range(machine_count)
+            ],
+            int(work.tally[state.VISITED]),
+            bound_left_out,
+            bool(work.tally[state.CHOICES] > choices or deadline.has_passed()),
+        )
+
+    long_outer_budget = budget // OUTER_SHARE
+    if not with_outer_bounds or long_outer_budget < 2 * OUTER_BUDGET:
+        return searched(budget, choices, OUTER_BUDGET, best)
+    # what a short search does not end is searched anew with better bounds of outer levels
+    short_best = best.copy()
+    short = searched(budget // SHORT_SHARE, choices // SHORT_SHARE, OUTER_BUDGET, short_best)
+    if deadline.has_passed() or (short.bound_left_out >= short_best[:, 0]).all():
+        best[:] = short_best
+        return short
+    found = searched(budget - short.visited, choices, long_outer_budget, best)
+    # where that does not end either, the better answer and the higher bound of both
+    first = short_best[:, 0] < best[:, 0]
+    best[first] = short_best[first]
     return FactorsResult(
-        [
-            _cached_nest(memo, tables, e, arch, dict(spatial), rules, work, j)
-            if work.best_count[j] >= 0
-            else None
-            for j in range(machine_count)
-        ],
-        int(work.tally[state.VISITED]),
-        bound_left_out,
-        bool(work.tally[state.CHOICES] > choices or deadline.has_passed()),
+        [short.mappings[j] if first[j] else one for j, one in enumerate(found.mappings)],
+        short.visited + found.visited,
+        np.maximum(short.bound_left_out, found.bound_left_out),
+        found.ended,
     )
 
 
@@ -687,18 +716,65 @@ def _covering_fanout(f: Fanout) -> Fanout:
         (name, next((few for few in (1, 4, 16, 64) if n <= few), 1 << (n - 1).bit_length()))
         for name, n in f.dims
     )
+    return _unpriced(f, dims)
+
+
+def _unpriced(f: Fanout, dims: tuple[tuple[str, int], ...]) -> Fanout:
+    """The fan-out with other sizes, and without prices, on which tables do not depend."""
     return Fanout(f.name, f.outside, dims, f.multicast, f.reduce, f.systolic, shared=f.shared)
+
+
+@lru_cache(maxsize=1 << 12)
+def _table_fanouts(
+    e: Einsum, fanouts: tuple[Fanout, ...], factors: Factors, spatial: hops.Spatial, lockstep: bool
+) -> tuple[Fanout, ...]:
+    """The fan-outs that tables are made for: those of similar arrays (`_covering_fanout`), or the machine's
+    own, without prices, where with the former a rank has more than MAX_SHARED_WAYS ways to be unrolled.
+    """
+    covering = tuple(_covering_fanout(f) for f in fanouts)
+    boundaries, sizes = len({f.outside for f in covering}), e.sizes()
+    if boundaries > 1 and any(
+        way_count(
+            sizes[rank],
+            _unrolled_over(rank, e, covering, spatial),
+            boundaries,
+            factors,
+            whole_slots(e, rank) if lockstep else 1,
+        )
+        > MAX_SHARED_WAYS
+        for rank, n in e.extents
+        if n > 1
+    ):
+        return tuple(_unpriced(f, f.dims) for f in fanouts)
+    return covering
+
+
+def _unrolled_over(
+    rank: str, e: Einsum, fanouts: tuple[Fanout, ...], spatial: hops.Spatial
+) -> tuple[FanoutDim, ...]:
+    """The fan-out dimensions that a rank may be unrolled over. spatial: as in Constraints.spatial."""
+    if rank in e.output.partial_ranks():
+        return ()
+    names, allowed = (
+        [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims],
+        dict(spatial),
+    )
+    return tuple(
+        dim
+        for dim in dims_and_groups(fanouts)[0]
+        if dim.size > 1 and rank in allowed.get(names[dim.number], (rank,))
+    )
 
 
 def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints) -> float:
     """Returns the number of spatial unrollings of all ranks together, in the tables that machines with
-    similar arrays share (`_covering_fanout`); inf where a rank has too many for a table.
+    similar arrays share (`_table_fanouts`); inf where a rank has too many for a table.
     """
-    fanouts = tuple(_covering_fanout(f) for f in problem.arch.fanouts)
+    countable = hops.countable(problem.einsum, problem.arch, constraints)
+    spatial = _where_alike(problem.einsum, problem.arch, countable)
+    trips, lockstep = _spatial_limits(constraints), problem.arch.compute.lockstep
+    fanouts = _table_fanouts(problem.einsum, problem.arch.fanouts, factors, spatial, lockstep)
     try:
-        countable = hops.countable(problem.einsum, problem.arch, constraints)
-        spatial = _where_alike(problem.einsum, problem.arch, countable)
-        trips, lockstep = _spatial_limits(constraints), problem.arch.compute.lockstep
         tables = _tables(problem.einsum, fanouts, factors, spatial, trips, lockstep)
         return int(tables.pool.rank_start[-1])
     except NoneAllowed:
@@ -707,7 +783,12 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
         return inf
 
 
-@lru_cache(maxsize=1024)
+def _table_bytes(tables: Tables) -> int:
+    """What keeping the tables of an einsum takes: those of its ranks stay with them."""
+    return array_bytes(tables.pool) + array_bytes(tables.memo) + sum(map(array_bytes, tables.choices))
+
+
+@kept_up_to(KEPT_BYTES, _table_bytes)
 def _tables(
     e: Einsum,
     fanouts: tuple[Fanout, ...],
@@ -724,21 +805,16 @@ def _tables(
     """
     dims, groups = dims_and_groups(fanouts)
     names = [name for f in sorted(fanouts, key=lambda f: f.outside) for name, _ in f.dims]
-    outside, allowed = sorted({g.outside for g in groups}), dict(spatial)
+    outside = sorted({g.outside for g in groups})
     boundary_count = len(outside)
     ranks, sizes = tuple(rank for rank, n in e.extents if n > 1) or (e.extents[0][0],), e.sizes()
 
     found = gathered(e)
 
-    def unrolled_over(rank: str) -> tuple[FanoutDim, ...]:
-        if rank in e.output.partial_ranks():
-            return ()
-        return tuple(dim for dim in dims if dim.size > 1 and rank in allowed.get(names[dim.number], (rank,)))
-
     rank_unrollings = tuple(
         unrollings(
             sizes[rank],
-            unrolled_over(rank),
+            _unrolled_over(rank, e, fanouts, spatial),
             len(dims),
             boundary_count,
             len(groups),

@@ -14,10 +14,11 @@ Temporal loops always divide the tile around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, wraps
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from workloads.arrays import Bools, Floats, Ints
 from workloads.einsum import TileColumns
 
 UNROLLINGS = 1 << 18  # ways to unroll a rank, at most: tables of more take minutes and gigabytes
+KEPT_BYTES = 1 << 30  # of tables that are kept for the next search
 MAX_DIVISORS = 1 << 16  # no number below 2**53 has so many (41,472 at most)
 # last axis of `keyed`, the array of all FanoutBoundary: PEs, shared tile; from FIRST_CUT on the cuts, two
 # numbers each, then zeros
@@ -147,7 +149,38 @@ TripLimits = tuple[tuple[int, int, int], ...]  # (number of a fan-out dimension,
 NO_BOUNDARY: tuple[tuple[tuple[FanoutBoundary, ...], Trips]] = (((), ()),)  # the one way over no boundary
 
 
-@lru_cache(maxsize=1 << 10)
+def kept_up_to(most: int, size: Callable[[Any], int]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a function of arguments by position: its results are kept, those used last up to `most` in
+    all, as `size` counts them, and the last one whatever its size.
+    """
+
+    def decorated(call: Callable[..., Any]) -> Callable[..., Any]:
+        results: dict[Any, tuple[Any, int]] = {}
+
+        @wraps(call)
+        def kept(*given: Any) -> Any:
+            if given in results:
+                results[given] = results.pop(given)
+                return results[given][0]
+            found = call(*given)
+            results[given] = found, size(found)
+            total = sum(n for _, n in results.values())
+            while total > most and len(results) > 1:
+                total -= results.pop(next(iter(results)))[1]
+            return found
+
+        vars(kept)["cache_clear"] = results.clear
+        return kept
+
+    return decorated
+
+
+def array_bytes(found: Sequence[Any]) -> int:
+    """Bytes of the arrays in a tuple."""
+    return sum(one.nbytes for one in found if isinstance(one, np.ndarray))
+
+
+@kept_up_to(KEPT_BYTES // 4, array_bytes)
 def unrollings(
     extent: int,
     dims: tuple[FanoutDim, ...],
@@ -171,6 +204,8 @@ def unrollings(
 
     Raises TooMany, or NoneAllowed.
     """
+    if boundaries > 1 and way_count(extent, dims, boundaries, factors, least) > UNROLLINGS:
+        raise TooMany(f"{extent} over {[dim.size for dim in dims]}")
     index = {array_dim.number: i for i, array_dim in enumerate(dims)}
     limits = [(index[d], least, most) for d, least, most in trips_allowed if d in index]
     if any(least > 1 for d, least, _ in trips_allowed if d not in index):
@@ -235,6 +270,40 @@ def _factorizations(
                         else _factorizations(t, dims, boundaries, b + 1, factors, False, least)
                     ):
                         yield (boundary, *rest), (*trips, *inner_trips)
+
+
+@lru_cache(maxsize=1 << 14)
+def way_count(
+    top: int,
+    dims: tuple[FanoutDim, ...],
+    boundaries: int,
+    factors: Factors,
+    least: int,
+    b: int = 0,
+    all_perfect: bool = True,
+) -> int:
+    """How many ways `_factorizations` yields, counted without listing them."""
+    if b == boundaries:
+        return 1
+    whole, own_dims = least > 1, tuple(dim for dim in dims if dim.boundary == b)
+    inside = Counter[tuple[int, bool]]()  # (tile that enters the boundary inside, whether all are perfect)
+    for n, *_ in _perfect_splits(top, own_dims) if all_perfect and not whole else ((1,),):
+        inside[top // n, all_perfect] += 1
+    for shared_tile in divisors(top) if factors != "perfect" or whole else ():
+        if shared_tile % least == 0:
+            for (t, is_cut, divides), n in _imperfect_counts(shared_tile, own_dims, least).items():
+                if is_cut and (factors != "perfect" or divides) and (whole or not (all_perfect and divides)):
+                    inside[t, False] += n
+    return sum(
+        n * way_count(t, dims, boundaries, factors, least, b + 1, perfect)
+        for (t, perfect), n in inside.items()
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _imperfect_counts(tile: int, dims: tuple[FanoutDim, ...], least: int) -> Counter[tuple[int, bool, bool]]:
+    """How many `_imperfect_splits` yields by (tile that a PE gets, whether it is cut, whether all divide)."""
+    return Counter((t, bool(cuts), divides) for t, cuts, _, divides in _imperfect_splits(tile, dims, least))
 
 
 def _perfect_splits(
