@@ -1325,15 +1325,15 @@ AS_PUBLISHED = (
     ", results of up to 1,024 words cost no traffic, and an operand's space is released once it was read "
     "(as published)"
 )
+# how the schedules run among which `Optimal` is the least (`gogeta/retention.py`)
+STEP_BY_STEP = (
+    " Step by step: each phase goes through one rank of each operation, its steps in any order. A word that "
+    "one step alone needs, and nobody later, then gives its place to any other; words that all steps need "
+    "keep theirs from the first step to the last. What one step works on takes no place. Loops tiled over "
+    "several ranks may move less."
+)
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
 # tried. The third entry is one row for two names (TrafficReport.gogeta)
-# what schedules among which `Optimal` is the least may not do (`gogeta/retention.py`)
-PLACES_KEPT = (
-    " Places kept: what a phase finds on chip keeps its place until the phase ends, and what it leaves has "
-    "one from its beginning; only a result takes, element for element, that of an operand of its own "
-    "operation that is read for the last time. Words that change places otherwise while a phase runs may "
-    "move less."
-)
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
@@ -1353,7 +1353,7 @@ def _optimal_claim(report: TrafficReport) -> str:
     """What is proven of `Optimal`: nothing, that it is the optimum, or how far it is above the lower bound;
     and among which schedules: of one order, or of all. Where some operation cannot read each operand once,
     the optimum of those that do is a lower bound only, and is called that. Unless it moves no more than
-    inputs and outputs, it is one of schedules that keep places (PLACES_KEPT).
+    inputs and outputs, it is one of phases that run STEP_BY_STEP.
     """
     if parts := read_in_parts(report.operations):
         return (
@@ -1366,15 +1366,15 @@ def _optimal_claim(report: TrafficReport) -> str:
         "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
     )
     orders = "all orders and pipelines of" if report.is_minimum else "its order of"
-    kept = ", places kept" if _keeps_places(report) else ""
+    steps = ", step by step" if _is_step_by_step(report) else ""
     if report.overfull_operations:
-        return f"{gap_text or 'lower bound'} for {orders} operations, each operand read once{kept}"
-    return f"{gap_text or 'optimum'} for {orders} operations{kept}"
+        return f"{gap_text or 'lower bound'} for {orders} operations, each operand read once{steps}"
+    return f"{gap_text or 'optimum'} for {orders} operations{steps}"
 
 
-def _keeps_places(report: TrafficReport) -> bool:
-    """Whether `Optimal` is proven among schedules that keep places (PLACES_KEPT) only: the looser list of the
-    publication has no phases, and none moves less than inputs and outputs once.
+def _is_step_by_step(report: TrafficReport) -> bool:
+    """Whether `Optimal` is proven among phases that run STEP_BY_STEP only: the looser list of the publication
+    has no phases, and none moves less than inputs and outputs once.
     """
     return not report.published and report.optimal.cost > report.ideal * (1 + 1e-9)
 
@@ -1480,7 +1480,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             ("configuration", "dram_bytes", "times_less", "gap_to_optimal"),
             rows,
             f"Every operation reads each operand once{AS_PUBLISHED if report.published else ''}; what "
-            f"it moves within itself is not counted.{PLACES_KEPT if _keeps_places(report) else ''}",
+            f"it moves within itself is not counted.{STEP_BY_STEP if _is_step_by_step(report) else ''}",
         ),
         Table(
             f"phases{period_note}, in the order of Optimal",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 from dse.solve.gogeta.accesses import Phase
@@ -54,9 +55,12 @@ def search_order(
     return best
 
 
-def every_sequence(graph: Graph, phase_of: Callable[[frozenset[int]], Phase | None]) -> Iterator[list[Phase]]:
-    """Yields every way to run the operations of a period as phases, one after the other. phase_of: the phase
-    of a set of operations, None if they cannot run as one (`accesses.fused_phases`).
+def every_sequence(
+    graph: Graph, phases_of: Callable[[frozenset[int]], list[Phase]]
+) -> Iterator[list[list[Phase]]]:
+    """Yields every way to run the operations of a period as phases, one after the other, each as the phases
+    that differ in steps only. phases_of: the phases of a set of operations, [] if they cannot run as one
+    (`accesses.fused_phases`).
 
     Exponential: for graphs of some ten operations at most, unless only some ways are taken.
     """
@@ -65,7 +69,7 @@ def every_sequence(graph: Graph, phase_of: Callable[[frozenset[int]], Phase | No
         sum({1 << makers[p.tensor] for p in e.inputs if makers.get(p.tensor, count) < count})
         for e in graph.operations[:count]
     ]
-    to_visit: list[tuple[int, list[Phase]]] = [(0, [])]  # operations that ran, as bits; their phases
+    to_visit: list[tuple[int, list[list[Phase]]]] = [(0, [])]  # operations that ran, as bits; their phases
     while to_visit:
         ran, phases = to_visit.pop()
         left = ~ran & ((1 << count) - 1)
@@ -75,9 +79,9 @@ def every_sequence(graph: Graph, phase_of: Callable[[frozenset[int]], Phase | No
         while subset:
             members = [v for v in range(count) if subset >> v & 1]
             if not any(needs[v] & ~(ran | subset) for v in members) and (
-                phase := phase_of(frozenset(members))
+                ways := phases_of(frozenset(members))
             ):
-                to_visit.append((ran | subset, [*phases, phase]))
+                to_visit.append((ran | subset, [*phases, ways]))
             subset = (subset - 1) & left
 
 
@@ -85,11 +89,12 @@ def join_readers(
     graph: Graph,
     best: list[Phase],
     cost_of: CostOfOrder,
-    phase_of: Callable[[frozenset[int]], Phase | None],
+    phases_of: Callable[[frozenset[int]], list[Phase]],
     max_orders: int = MAX_ORDERS,
 ) -> list[Phase]:
     """Returns the order after joining pairs of phases that read the same tensor, each where that lowers the
-    cost. At most `max_orders` joins are tried, of long orders fewer. phase_of: as in `every_sequence`.
+    cost. At most `max_orders` joins are tried, of long orders fewer, each in its first way to step.
+    phases_of: as in `every_sequence`.
     """
     min_cost, orders_left = cost_of(best), min(max_orders, MAX_PHASES // max(len(best), 1))
     read = [{p.tensor for p in e.inputs} for e in graph.operations]
@@ -102,9 +107,10 @@ def join_readers(
         for i in reversed(range(at)):
             if reads[i].isdisjoint(reads[at]):
                 continue
-            phase = phase_of(frozenset(chain(*best[i].stages, *best[at].stages)))
-            if phase is None:
+            ways = phases_of(frozenset(chain(*best[i].stages, *best[at].stages)))
+            if not ways:
                 continue
+            phase = ways[0]
             others = [*best[:i], *best[i + 1 : at]]
             order = next(
                 (
@@ -186,7 +192,7 @@ def _unconnected_parts(graph: Graph, makers: Mapping[str, int], phase: Phase) ->
                 root = {w: new if r == old else r for w, r in root.items()}
     for part_root in dict.fromkeys(root.values()):
         stages = (tuple(v for v in stage if root[v] == part_root) for stage in phase.stages)
-        yield Phase(tuple(stage for stage in stages if stage), phase.resident_words, phase.whole_tensors)
+        yield replace(phase, stages=tuple(stage for stage in stages if stage))
 
 
 def _predecessors(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:

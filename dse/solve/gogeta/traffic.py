@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice, product
 from math import prod
 
 from dse.solve.gogeta import optimum, residency, retention
@@ -181,13 +181,14 @@ def traffic_of(
     best = search_order(unrolled(1), min(starts, key=cost), cost, ideal)
     is_minimum = cost(best) <= ideal
     if not counting.as_published and not is_minimum:
-        phase_of = fused_phases(op_graph, unbarred(op_graph), capacity_words, word_bits)
+        phases_of = fused_phases(op_graph, unbarred(op_graph), capacity_words, word_bits)
         if op_graph.operations_per_period <= MAX_FUSED_OPERATIONS:
-            sequences = list(islice(every_sequence(unrolled(1), phase_of), MAX_SEQUENCES + 1))
-            best = min([best, *sequences[:MAX_SEQUENCES]], key=cost)
+            ways = chain.from_iterable(product(*found) for found in every_sequence(unrolled(1), phases_of))
+            sequences = list(islice(ways, MAX_SEQUENCES + 1))
+            best = min([best, *map(list, sequences[:MAX_SEQUENCES])], key=cost)
             is_minimum = len(sequences) <= MAX_SEQUENCES
         else:
-            best = join_readers(unrolled(1), best, cost, phase_of)
+            best = join_readers(unrolled(1), best, cost, phases_of)
     best_policy = min(
         (
             policy_traffic(
