@@ -1327,10 +1327,10 @@ AS_PUBLISHED = (
 )
 # how the schedules run among which `Optimal` is the least (`gogeta/retention.py`)
 STEP_BY_STEP = (
-    " Step by step: each phase goes through one rank of each operation, its steps in any order. A word that "
-    "one step alone needs, and nobody later, then gives its place to any other; words that all steps need "
-    "keep theirs from the first step to the last. What one step works on takes no place. Loops tiled over "
-    "several ranks may move less."
+    " Step by step: each phase goes through one rank of each operation, its steps in any order. Once its "
+    "step is over, a word that does not stay gives its place to any other; words that all steps need keep "
+    "theirs from the first step to the last. What one step works on takes no place. Loops tiled over several "
+    "ranks may move less."
 )
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
 # tried. The third entry is one row for two names (TrafficReport.gogeta)
@@ -1365,11 +1365,12 @@ def _optimal_claim(report: TrafficReport) -> str:
     gap_text = (
         "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
     )
-    orders = "all orders and pipelines of" if report.is_minimum else "its order of"
+    tried = f" (the best of {report.orders_tried} tried)" if report.orders_tried > 1 else ""
+    orders = "all orders and pipelines of operations" if report.is_minimum else f"its order of operations{tried}"
     steps = ", step by step" if _is_step_by_step(report) else ""
     if report.overfull_operations:
-        return f"{gap_text or 'lower bound'} for {orders} operations, each operand read once{steps}"
-    return f"{gap_text or 'optimum'} for {orders} operations{steps}"
+        return f"{gap_text or 'lower bound'} for {orders}, each operand read once{steps}"
+    return f"{gap_text or 'optimum'} for {orders}{steps}"
 
 
 def _is_step_by_step(report: TrafficReport) -> bool:

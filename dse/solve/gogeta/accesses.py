@@ -395,7 +395,7 @@ def pipelines_within(
 
     members = range(period_begin, period_begin + graph.operations_per_period)
 
-    def phases(capacity: float, checks_cycles: bool = False) -> list[Phase]:
+    def joined_phases(capacity: float, checks_cycles: bool) -> list[Phase]:
         group: dict[int, tuple[int, ...]] = {v: (v,) for v in members}
         pipeline = {v: Pipeline({}, {v: _first_step(graph.operations[v])}) for v in members}
         for a, b in pairs:
@@ -410,9 +410,13 @@ def pipelines_within(
             for v in joined:
                 group[v], pipeline[v] = joined, found
         pipelines = [(g, pipeline[g[0]]) for g in {id(g): g for g in group.values()}.values()]
-        ordered = _ordered_phases(period_edges, pipelines, words, period_begin)
+        return _ordered_phases(period_edges, pipelines, words, period_begin)
+
+    def phases(capacity: float) -> list[Phase]:
+        found = joined_phases(capacity, checks_cycles=False)
         # groups that wait for each other are in no order; few graphs have them, so only these are checked
-        return ordered if len(ordered) == len(pipelines) else phases(capacity, checks_cycles=True)
+        count = sum(len(stage) for phase in found for stage in phase.stages)
+        return found if count == len(members) else joined_phases(capacity, checks_cycles=True)
 
     return phases
 

@@ -36,7 +36,7 @@ rest.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -58,6 +58,8 @@ from workloads.arrays import Floats, Ints
 
 # if a few periods do not prove the optimum of a loop, all are solved, if they have at most so many phases
 MAX_SOLVED_PHASES = 400
+MAX_SETTLED = 40  # gaps that are tried to retain all or nothing of a tensor
+PART = 1e-6  # a share between this and 1 - this is a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +166,28 @@ class _Prices:
     before_share: dict[tuple[int, int], float]
 
 
-def minimum_traffic(listed: AccessList, capacity: int) -> Optimum:
-    """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it."""
+def minimum_traffic(listed: AccessList, capacity: int, settles: bool = False) -> Optimum:
+    """Returns the minimum main-memory words of a list of phases, and a lower bound that proves it. settles:
+    whether `spans` retain few tensors in part (`_settled`).
+    """
     g = _gaps(listed)
     all_gaps, ones = np.arange(len(g.gaps)), np.ones(len(g.gaps))
     problem = _RetentionProgram(listed, g, capacity, ones, np.ones(len(g.spillable)), all_gaps, ones)
     value, stay, prices = _solve(problem)
     cost = g.fixed_words + float(g.size.sum()) + value
     bound = _bound(listed, g, capacity, prices)
-    return Optimum(cost, bound, float(prices.point.sum()), _spans(g, stay, all_gaps))
+    stay = _settled(problem, value, stay) if settles else stay
+    spans = _spans(g, stay, _gap_prices(g, prices), all_gaps)
+    return Optimum(cost, bound, float(prices.point.sum()), spans)
 
 
-def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> Optimum:
+def steady(
+    lists: Callable[[int], AccessList], periods: int, capacity: int, settles: bool = False
+) -> Optimum:
     """Returns the minimum main-memory words of many equal periods (iterations of a loop), from a linear
     program of a few of them: EDGE_PERIODS at each end, and two that stand for all periods between.
 
-    lists: returns the list of a given number of periods.
+    lists: returns the list of a given number of periods; settles: as in `minimum_traffic`.
 
     Of the result, `cost` is that of a solution in which both middle periods retain the same words, so it
     holds for any number of periods. `bound` is from the dual prices of a program in which the two need to fit
@@ -190,7 +198,7 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     """
     few_periods = 2 * EDGE_PERIODS + 2
     if periods <= few_periods:
-        return minimum_traffic(lists(periods), capacity)
+        return minimum_traffic(lists(periods), capacity, settles)
     listed, full_list = lists(few_periods), lists(periods)
     g, per_period, middle_periods = _gaps(listed), listed.accesses_per_period, periods - 2 * EDGE_PERIODS
     # number of periods for which each of the few stands
@@ -201,9 +209,8 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
         tied_intervals([(gap.first, gap.last, gap.read) for gap in g.gaps], per_period),
         np.ones(len(g.gaps)),
     )
-    value, retained_words, prices = _solve(
-        _RetentionProgram(listed, g, capacity, reads, writes, variable_of, ones)
-    )
+    problem = _RetentionProgram(listed, g, capacity, reads, writes, variable_of, ones)
+    value, retained_words, prices = _solve(problem)
     full_gaps = _gaps(full_list)
     cost = full_gaps.fixed_words + float((reads * g.size).sum()) + value
     writes_of = dict(
@@ -219,14 +226,44 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int) -> O
     averaged_prices = _solve(
         _RetentionProgram(listed, g, capacity, space_times, writes, every_gap, space_times, averaged)
     )[2]
-    bound = _bound(full_list, full_gaps, capacity, _repeat(averaged_prices, per_period, middle_periods))
+    all_prices = _repeat(averaged_prices, per_period, middle_periods)
+    bound = _bound(full_list, full_gaps, capacity, all_prices)
     if cost > bound * (1 + 1e-9) and len(full_list.accesses) <= MAX_SOLVED_PHASES:
-        found = minimum_traffic(full_list, capacity)
+        found = minimum_traffic(full_list, capacity, settles)
         return replace(
             found, spans=tuple(span for span in found.spans if span.last // per_period == EDGE_PERIODS)
         )
     shown = np.flatnonzero(g.last // per_period == EDGE_PERIODS)
-    return Optimum(cost, bound, float(prices.point.sum()), _spans(g, retained_words, shown))
+    retained_words = _settled(problem, value, retained_words) if settles else retained_words
+    # up to the second of the periods between, a few periods are numbered as all are
+    price_of = dict(zip(full_gaps.gaps, _gap_prices(full_gaps, all_prices).tolist(), strict=True))
+    gap_prices = np.array([price_of.get(gap, 0.0) for gap in g.gaps])
+    return Optimum(cost, bound, float(prices.point.sum()), _spans(g, retained_words, gap_prices, shown))
+
+
+def _settled(problem: _RetentionProgram, value: float, retained_words: Floats) -> Floats:
+    """Returns words that stay [gaps], of the same value, so that few tensors stay in part: the gaps that
+    retain a part, those with the largest share first, retain all or else nothing where that costs nothing.
+    At most MAX_SETTLED are tried.
+    """
+    size, fixed, tried = problem.gaps.size, dict[int, float](), set[int]()
+    variables, firsts = np.unique(problem.variable_of, return_index=True)
+    while len(tried) < MAX_SETTLED:
+        shares = (retained_words / size)[firsts]
+        is_part = (shares > PART) & (shares < 1 - PART) & ~np.isin(variables, list(tried))
+        if not is_part.any():
+            break
+        at = int(np.argmax(np.where(is_part, shares, -1.0)))
+        tried.add(int(variables[at]))
+        for words in (float(size[firsts[at]]), 0.0):
+            try:
+                found, stay, _ = _solve(problem, fixed | {int(variables[at]): words})
+            except RuntimeError:  # more than fits
+                continue
+            if found <= value + 1e-9 * max(abs(value), 1.0):
+                fixed[int(variables[at])], retained_words = words, stay
+                break
+    return retained_words
 
 
 def _repeat(prices: _Prices, per_period: int, middle_periods: int) -> _Prices:
@@ -259,10 +296,16 @@ def _repeat(prices: _Prices, per_period: int, middle_periods: int) -> _Prices:
     return _Prices(point, found)
 
 
-def _spans(g: _Gaps, retained_words: Floats, shown: Ints) -> tuple[RetainedSpan, ...]:
+def _spans(g: _Gaps, retained_words: Floats, prices: Floats, shown: Ints) -> tuple[RetainedSpan, ...]:
     return tuple(
         RetainedSpan(
-            g.gaps[i].tensor, g.gaps[i].first, g.gaps[i].last, float(retained_words[i]), int(g.size[i])
+            g.gaps[i].tensor,
+            g.gaps[i].first,
+            g.gaps[i].last,
+            float(retained_words[i]),
+            int(g.size[i]),
+            float(prices[i]),
+            bool(g.spillable_number[i] >= 0),
         )
         for i in shown
     )
@@ -312,9 +355,11 @@ class _Program:
         return len(self.cost) - 1
 
 
-def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
+def _solve(
+    problem: _RetentionProgram, fixed: Mapping[int, float] | None = None
+) -> tuple[float, Floats, _Prices]:
     """Returns (words spilled minus words saved by retention, words of each gap that stay [gaps], dual prices
-    of space).
+    of space). fixed: words of some variables (`variable_of`). Raises RuntimeError if these do not fit.
 
     The last columns are the words on chip at each point: those of the point before, plus words of gaps that
     begin, minus words of gaps that ended. So every column has few entries, and the prices of space are the
@@ -340,13 +385,19 @@ def _solve(problem: _RetentionProgram) -> tuple[float, Floats, _Prices]:
     averaged_points = np.arange(2 * first, 2 * (first + per_period))
     limit = np.concatenate((np.zeros(len(program.rows)), period_count * free_words[averaged_points]))
     free_words[averaged_points] = free_words[averaged_points + 2 * per_period] = inf
+    upper = np.array([*program.upper, *free_words])
+    lower = np.zeros(len(upper))
+    for variable, words in (fixed or {}).items():
+        at = int(np.searchsorted(representatives, variable))
+        lower[at] = upper[at] = words
     solved = solve_program(
         [*program.cost, *[0.0] * points],
         _inequalities(program, points, averaged_points),
         limit,
         _balance(program, points),
-        np.array([*program.upper, *free_words]),
+        upper,
         f"{points // 2} phases in {problem.capacity} words",
+        lower,
     )
     spilled = float((problem.writes * np.array([words for _, words in g.spillable], dtype=float)).sum())
     prices = np.maximum(-solved.upper.marginals[column_count:], 0.0)
@@ -437,23 +488,7 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
     may share its prices in any way. Then the minimum is taken tensor by tensor: a tensor stays whole all the
     time, or it is written and stays only in the gaps where that pays.
     """
-    price_until = np.concatenate(([0.0], np.cumsum(prices.point)))
-    # [gaps] price of the space of a retained word, minus the word that it saves; < 0: retention pays
-    net_price = price_until[2 * g.last] - price_until[np.minimum(2 * g.first + 2, 2 * g.last)] - 1.0
-    for place in g.places:
-        begin, end = prices.point[2 * place.phase : 2 * place.phase + 2].tolist()
-        price = begin + end
-        before_share = (
-            begin
-            if place.in_step
-            else price
-            if not place.after
-            else 0.0
-            if not place.before
-            else min(max(prices.before_share.get((place.phase, place.number), price / 2), 0.0), price)
-        )
-        net_price[list(place.before)] += before_share
-        net_price[list(place.after)] += price - before_share
+    net_price = _gap_prices(g, prices) - 1.0  # [gaps] minus the word that it saves; < 0: retention pays
     words = np.array([n for _, n in g.spillable], dtype=float)
     always_retained, where_it_pays = np.zeros(len(words)), np.zeros(len(words))
     is_spillable = g.spillable_number >= 0
@@ -469,6 +504,27 @@ def _bound(listed: AccessList, g: _Gaps, capacity: int, prices: _Prices) -> floa
         + np.minimum(always_retained, words + where_it_pays).sum()
         - (prices.point * _free_words(listed, capacity)).sum()
     )
+
+
+def _gap_prices(g: _Gaps, prices: _Prices) -> Floats:
+    """Returns the price of the space of a retained word of each gap."""
+    price_until = np.concatenate(([0.0], np.cumsum(prices.point)))
+    found = price_until[2 * g.last] - price_until[np.minimum(2 * g.first + 2, 2 * g.last)]
+    for place in g.places:
+        begin, end = prices.point[2 * place.phase : 2 * place.phase + 2].tolist()
+        price = begin + end
+        before_share = (
+            begin
+            if place.in_step
+            else price
+            if not place.after
+            else 0.0
+            if not place.before
+            else min(max(prices.before_share.get((place.phase, place.number), price / 2), 0.0), price)
+        )
+        found[list(place.before)] += before_share
+        found[list(place.after)] += price - before_share
+    return np.asarray(found)
 
 
 def policy(
