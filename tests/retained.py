@@ -61,7 +61,8 @@ def random_steps(rng: Random, count: int, most: int = 4) -> tuple[list[Step], di
 
 def workload(steps: list[Step], size: dict[str, int]) -> Workload:
     """A result follows an operand that has its rank; another operand has a rank of its own, or one with those
-    beside it, which the function needs all of. Never a product: sums that read it would be one operation with it.
+    beside it, which the function needs all of. Never a product: sums that read it would be one operation with
+    it.
     """
     found: list[Einsum] = []
     for i, step in enumerate(steps):
@@ -211,12 +212,7 @@ def _to_run(
         tensors = {t for v in members for t in touched[v]} - common
         for j in range(max((size[t] for t in tensors), default=0)):
             bit = {t: words[t] & -words[t] for t in tensors}
-            found.append(
-                (
-                    sum(bit[t] << j for t in tensors - made),
-                    sum(bit[t] << j for t in tensors & made),
-                )
-            )
+            found.append((sum(bit[t] << j for t in tensors - made), sum(bit[t] << j for t in tensors & made)))
     return Run(
         tuple(found),
         sum(words[t] for t in common - made),
@@ -275,7 +271,7 @@ def _after(costs: dict[State, int], run: Run, needed: Words, ends: Words, room: 
 def _taken(
     layer: dict[tuple[int, State], int], run: Run, needed: Words, ends: Words, room: int
 ) -> dict[tuple[int, State], int]:
-    """After one more step, whichever; by steps taken (as bits) and state of the words that some step needs."""
+    """After one more step, whichever; by steps taken (as bits) and state of words that some step needs."""
     found: dict[tuple[int, State], int] = {}
     for (taken, (chip, lacks)), cost in layer.items():
         for j, (read, made) in enumerate(run.steps):

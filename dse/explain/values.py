@@ -44,6 +44,7 @@ from workloads.graph import (
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Phase
+    from dse.solve.gogeta.optimum import RetainedSpan
     from dse.solve.gogeta.traffic import TrafficReport
 
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
@@ -1334,6 +1335,7 @@ STEP_BY_STEP = (
 )
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
 # tried. The third entry is one row for two names (TrafficReport.gogeta)
+NEARLY_WHOLE = 1 - 1e-6  # a tensor of which at least so much is retained is said to be whole
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
@@ -1366,7 +1368,9 @@ def _optimal_claim(report: TrafficReport) -> str:
         "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
     )
     tried = f" (the best of {report.orders_tried} tried)" if report.orders_tried > 1 else ""
-    orders = "all orders and pipelines of operations" if report.is_minimum else f"its order of operations{tried}"
+    orders = (
+        "all orders and pipelines of operations" if report.is_minimum else f"its order of operations{tried}"
+    )
     steps = ", step by step" if _is_step_by_step(report) else ""
     if report.overfull_operations:
         return f"{gap_text or 'lower bound'} for {orders}, each operand read once{steps}"
@@ -1422,6 +1426,34 @@ def triangular_solves(arch: Arch, operations: Sequence[Einsum]) -> str:
     )
 
 
+WHY_NOTE = (
+    "why: words that a retained word saves (a read each time, and its write if it always stays), and what "
+    "its place would save for other tensors (shadow prices of the linear program); of a tensor that stays until "
+    "some phases only, each share and what its place would save by then."
+)
+
+
+def retention_cause(spans: Sequence[RetainedSpan], phases: Sequence[str]) -> str:
+    """Returns why a tensor is retained, or is not. spans: from each phase that uses it to the next that reads
+    it, in one period; phases: their texts, in order.
+    """
+    shares = [abs(span.words) / span.size for span in spans]
+    saved, price = len(spans) + spans[0].spills, sum(span.price for span in spans)
+    if min(shares) >= NEARLY_WHOLE:
+        return (
+            f"saves {saved}, {f'its place would save {price:.3g}' if price > 1e-6 else 'and there is room'}"
+        )
+    if max(shares) <= 1 - NEARLY_WHOLE:
+        return f"would save {saved}, its place saves {price:.3g}"
+    if max(shares) - min(shares) < 1 - NEARLY_WHOLE:
+        return f"what is left: saves {saved}, as its place would"
+    parts = [
+        f"{100 * round(share, 4):.3g} % until {phases[span.last % len(phases)]} ({span.price:.3g})"
+        for span, share in zip(spans, shares, strict=True)
+    ]
+    return f"{', '.join(parts)}"
+
+
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
@@ -1462,18 +1494,19 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             if n
         )
     phases = tuple((phase_text(report, phase), phase.resident_words * word_bytes) for phase in report.order)
-    # tensor -> [its size, its rereads that are served on chip, all its rereads], in bytes
-    retention_bytes: dict[str, list[float]] = {}
+    spans_of: dict[str, list[RetainedSpan]] = defaultdict(list)
     for span in best.spans:
-        sums = retention_bytes.setdefault(span.tensor.partition("@")[0], [0.0, 0.0, 0.0])
-        retention_bytes[span.tensor.partition("@")[0]] = [
-            span.size * word_bytes,
-            sums[1] + span.words * word_bytes,
-            sums[2] + span.size * word_bytes,
-        ]
+        spans_of[span.tensor.partition("@")[0]].append(span)
+    phase_names = [name for name, _ in phases]
     retention_rows = tuple(
-        (name, size, read_again, on_chip / read_again)
-        for name, (size, on_chip, read_again) in sorted(retention_bytes.items(), key=lambda item: -item[1][1])
+        (
+            name,
+            spans[0].size * word_bytes,
+            sum(span.size for span in spans) * word_bytes,
+            sum(span.words for span in spans) / sum(span.size for span in spans),
+            *(() if report.published else (retention_cause(spans, phase_names),)),
+        )
+        for name, spans in sorted(spans_of.items(), key=lambda item: -sum(span.words for span in item[1]))
     )
     return facts, [
         Table(
@@ -1492,7 +1525,14 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
         ),
         Table(
             f"on-chip retention{period_note}",
-            ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"),
+            (
+                "tensor",
+                "size_bytes",
+                "read_again_bytes",
+                "share_on_chip",
+                *(() if report.published else ("why",)),
+            ),
             retention_rows,
+            "" if report.published else WHY_NOTE,
         ),
     ]

@@ -274,11 +274,7 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
         in_step = tensors_in_step(phase_einsums, [steps.get(v, "") for v in chain(*phase.stages)])
         found.append(
             Access(
-                tuple(read),
-                results,
-                sum(words[t] for t in whole),
-                whole,
-                in_step & {*read, *results} - whole,
+                tuple(read), results, sum(words[t] for t in whole), whole, in_step & {*read, *results} - whole
             )
         )
     return _to_access_list(graph, found, words)
@@ -480,7 +476,10 @@ def fused_phases(
             return []
         inner = [e for v in members for e in edges_from[v] if e.target in members]
         ways = [
-            (found, tensors_in_step([graph.operations[v] for v in members], [found.steps[v] for v in members]))
+            (
+                found,
+                tensors_in_step([graph.operations[v] for v in members], [found.steps[v] for v in members]),
+            )
             for found in _pipelines(graph, edges_from, members, words, step, shares_reads=True)
             if _total_words(found.held, words) <= capacity
         ]

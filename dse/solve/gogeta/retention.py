@@ -29,8 +29,8 @@ The linear program:
     x          words of a tensor that stay on chip from one phase that uses it to the next that reads it
 
 The segments of a schedule (`residency_plan.py`) keep all places while they run, as the evaluator counts
-them, but that a result may replace an operand; and operands are read as often as nests read them. `optimum.py` uses a looser list of single accesses, on which GOGETA's published numbers
-rest.
+them, but that a result may replace an operand; and operands are read as often as nests read them.
+`optimum.py` uses a looser list of single accesses, on which GOGETA's published numbers rest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dse.solve.gogeta.accesses import AFTER_END, Access, AccessList
+from dse.solve.gogeta.accesses import AFTER_END, AccessList
 from dse.solve.gogeta.optimum import (
     EDGE_PERIODS,
     Optimum,
@@ -152,7 +152,7 @@ def _gaps(listed: AccessList) -> _Gaps:
 
 
 def _free_words(listed: AccessList, capacity: int) -> Floats:
-    """Returns the words that may stay on chip at each point: phase i begins at point 2 i and ends at 2 i + 1."""
+    """Returns the words that may stay on chip at each point: phase i begins at point 2 i, ends at 2 i + 1."""
     return np.repeat([max(0.0, float(capacity - a.resident_words)) for a in listed.accesses], 2)
 
 
@@ -181,9 +181,7 @@ def minimum_traffic(listed: AccessList, capacity: int, settles: bool = False) ->
     return Optimum(cost, bound, float(prices.point.sum()), spans)
 
 
-def steady(
-    lists: Callable[[int], AccessList], periods: int, capacity: int, settles: bool = False
-) -> Optimum:
+def steady(lists: Callable[[int], AccessList], periods: int, capacity: int, settles: bool = False) -> Optimum:
     """Returns the minimum main-memory words of many equal periods (iterations of a loop), from a linear
     program of a few of them: EDGE_PERIODS at each end, and two that stand for all periods between.
 

@@ -18,7 +18,8 @@ from dse.solve.gogeta.operations import Graph
 CostOfOrder = Callable[[Sequence[Phase]], float]  # returns the cost of an order
 MAX_ORDERS = 120  # maximum of orders whose cost a search computes
 MAX_PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
-MAX_SETS = 20_000  # maximum of sets of operations that are asked whether they are a phase
+# maximum of sets of operations that are asked whether they are a phase; fewer of more than a hundred operations
+MAX_SETS = 4_000
 MIN_ORDERS = 4  # number of orders that are tried however long they are
 
 
@@ -121,12 +122,12 @@ def every_sequence(
         sum({1 << makers[p.tensor] for p in e.inputs if makers.get(p.tensor, count) < count})
         for e in graph.operations[:count]
     ]
-    sets_left = max_sets
+    sets_left = min(max_sets, 100 * max_sets // max(count, 1))
 
     def next_phases(ran: int) -> Iterator[tuple[int, list[Phase]]]:
         """Sets of operations that may run after others as one phase, in both as bits."""
         nonlocal sets_left
-        # sets grow by an operation whose operands are all made before or by the set, so that each is seen once
+        # sets grow by an operation whose operands are made before or by the set; so each is seen once
         to_grow, seen = [0], {0}
         while to_grow and sets_left > 0:
             members = to_grow.pop()

@@ -30,6 +30,7 @@ from dse.solve.gogeta.optimum import Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, rereads_of
 from dse.solve.gogeta.residency import Traffic
 from dse.solve.gogeta.sequence import (
+    MAX_PHASES,
     as_numbered,
     canonical_order,
     every_sequence,
@@ -40,7 +41,8 @@ from dse.solve.gogeta.sequence import (
 from workloads.einsum import Einsum
 from workloads.graph import Workload
 
-# all sequences of phases are tried, if there are at most so many
+# all sequences of phases are tried, if there are at most so many; of graphs of more than 8 operations, if all
+# of them together have at most MAX_PHASES
 MAX_SEQUENCES = 5000
 
 
@@ -115,11 +117,7 @@ class CountingRule:
         return policy(listed, capacity_words, results_evict, operands_evict)
 
     def steady(
-        self,
-        lists: Callable[[int], AccessList],
-        periods: int,
-        capacity_words: int,
-        settles: bool = False,
+        self, lists: Callable[[int], AccessList], periods: int, capacity_words: int, settles: bool = False
     ) -> Optimum:
         """Returns the optimum of `periods` equal periods, computed from a few. lists(n) returns the accesses
         of n periods; settles: whether few tensors are retained in part, of equal plans (not as published).
@@ -172,10 +170,13 @@ def traffic_of(
     def cost(order: Sequence[Phase]) -> float:
         return round(optimum_of(order).cost, 3)
 
-    def named(order: Sequence[Phase]) -> list[list[list[str]]]:
-        """Returns an order by results, to choose one of equal cost whatever the order of lines."""
+    def rank(order: Sequence[Phase]) -> tuple[float, int, list[list[list[str]]]]:
+        """Returns what is compared of orders: of equal cost fewer phases, then names of results, so that the
+        order of lines decides nothing.
+        """
         made = [e.output.tensor for e in op_graph.operations]
-        return [[sorted(made[v] for v in stage) for stage in phase.stages] for phase in order]
+        names = [[sorted(made[v] for v in stage) for stage in phase.stages] for phase in order]
+        return cost(order), len(order), names
 
     def policy_traffic(order: Sequence[Phase]) -> Traffic:
         accesses = listed(order, periods)
@@ -197,10 +198,7 @@ def traffic_of(
     parts = (1, 2, 4, 8, 16, inf) if any(phase.resident_words for phase in phases) else (1,)
     starts = [
         [as_numbered(phase, own_order) for phase in start]
-        for start in (
-            one_by_one(own_graph),
-            *(own_phases_within(capacity_words // part) for part in parts),
-        )
+        for start in (*(own_phases_within(capacity_words // part) for part in parts), one_by_one(own_graph))
     ]
     single_ops, pipelined_ops = listed(one_by_one(op_graph), periods), listed(phases, periods)
     ideal = single_ops.compulsory_words()
@@ -214,10 +212,12 @@ def traffic_of(
         ways = chain.from_iterable(
             product(*found) if found else [()] for found in every_sequence(unrolled(1), phases_of)
         )
-        sequences = list(islice(ways, MAX_SEQUENCES + 1))
-        is_minimum = len(sequences) <= MAX_SEQUENCES and () not in sequences
+        count = op_graph.operations_per_period
+        most = MAX_SEQUENCES if count <= 8 else min(MAX_SEQUENCES, MAX_PHASES // count)
+        sequences = list(islice(ways, most + 1))
+        is_minimum = len(sequences) <= most and () not in sequences
         if is_minimum:
-            best = list(min([*sequences, tuple(best)], key=lambda order: (cost(order), named(order))))
+            best = min(map(list, [*sequences, tuple(best)]), key=rank)
         else:
             best = join_readers(unrolled(1), best, cost, phases_of)
     best_policy = min(
