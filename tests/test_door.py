@@ -292,7 +292,7 @@ def test_residency_is_what_the_command_prints() -> None:
     assert told["Optimal"] == (
         "lower bound for all orders and pipelines of operations, each operand read once, step by step"
     )
-    assert "28 words" in repr(found)
+    assert "30 words" in repr(found)
     assert "SEQ-Flex" in _texts(found._repr_html_())
     assert told["operations"] == (  # the sparse product gathers
         "1 of 8 cannot read each operand only once (the buffer is too small); "

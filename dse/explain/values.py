@@ -1428,8 +1428,8 @@ def triangular_solves(arch: Arch, operations: Sequence[Einsum]) -> str:
 
 WHY_NOTE = (
     "why: words that a retained word saves (a read each time, and its write if it always stays), and what "
-    "its place would save for other tensors (shadow prices of the linear program); of a tensor that stays until "
-    "some phases only, each share and what its place would save by then."
+    "its place would save for other tensors (shadow prices of the linear program); of a tensor that stays "
+    "until some phases only, each share and what its place would save by then."
 )
 
 

@@ -226,15 +226,21 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int, sett
     )[2]
     all_prices = _repeat(averaged_prices, per_period, middle_periods)
     bound = _bound(full_list, full_gaps, capacity, all_prices)
+    # prices that are the same in each period; up to the second of the periods between, phases of a few periods
+    # are numbered as those of all
+    price_of = dict(zip(full_gaps.gaps, _gap_prices(full_gaps, all_prices).tolist(), strict=True))
     if cost > bound * (1 + 1e-9) and len(full_list.accesses) <= MAX_SOLVED_PHASES:
         found = minimum_traffic(full_list, capacity, settles)
         return replace(
-            found, spans=tuple(span for span in found.spans if span.last // per_period == EDGE_PERIODS)
+            found,
+            spans=tuple(
+                replace(span, price=price_of[gap])
+                for gap, span in zip(full_gaps.gaps, found.spans, strict=True)
+                if span.last // per_period == EDGE_PERIODS
+            ),
         )
     shown = np.flatnonzero(g.last // per_period == EDGE_PERIODS)
     retained_words = _settled(problem, value, retained_words) if settles else retained_words
-    # up to the second of the periods between, a few periods are numbered as all are
-    price_of = dict(zip(full_gaps.gaps, _gap_prices(full_gaps, all_prices).tolist(), strict=True))
     gap_prices = np.array([price_of.get(gap, 0.0) for gap in g.gaps])
     return Optimum(cost, bound, float(prices.point.sum()), _spans(g, retained_words, gap_prices, shown))
 

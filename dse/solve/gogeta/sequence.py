@@ -18,7 +18,8 @@ from dse.solve.gogeta.operations import Graph
 CostOfOrder = Callable[[Sequence[Phase]], float]  # returns the cost of an order
 MAX_ORDERS = 120  # maximum of orders whose cost a search computes
 MAX_PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
-# maximum of sets of operations that are asked whether they are a phase; fewer of more than a hundred operations
+# maximum of sets of operations that are asked whether they are a phase; fewer of more than a hundred
+# operations
 MAX_SETS = 4_000
 MIN_ORDERS = 4  # number of orders that are tried however long they are
 
