@@ -463,8 +463,8 @@ def test_a_stay_that_goes_on_is_one_bar() -> None:
 
 
 def test_a_bar_covers_the_phase_that_reads_it_and_the_level_holds_both_ends(tmp_path: Path) -> None:
-    """8,192 words: W takes the place of Q, four words of T stay beside it, g and s, or e. s is there until its
-    phase is over, g from its beginning.
+    """8,192 words: W takes the place of Q, four words of T stay beside it, g and s, or e. s is there until
+    its phase is over, g from its beginning.
     """
     (tmp_path / "two.yaml").write_text(TWO_READERS)
     kept = dse.residency(str(tmp_path / "two.yaml"), "gogeta_clusters", **{"sram.capacity": "2 KiB"})

@@ -226,8 +226,8 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int, sett
     )[2]
     all_prices = _repeat(averaged_prices, per_period, middle_periods)
     bound = _bound(full_list, full_gaps, capacity, all_prices)
-    # prices that are the same in each period; up to the second of the periods between, phases of a few periods
-    # are numbered as those of all
+    # prices that are the same in each period; up to the second of the periods between, phases of a few
+    # periods are numbered as those of all
     price_of = dict(zip(full_gaps.gaps, _gap_prices(full_gaps, all_prices).tolist(), strict=True))
     if cost > bound * (1 + 1e-9) and len(full_list.accesses) <= MAX_SOLVED_PHASES:
         found = minimum_traffic(full_list, capacity, settles)
