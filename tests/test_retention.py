@@ -513,3 +513,9 @@ def test_words_change_places_step_by_step_as_the_optimum_says(tmp_path: Path) ->
     ideal = told("4 KiB")  # less than inputs and outputs once nothing moves
     assert ideal.document()["Optimal"] == claim
     assert "several ranks" not in ideal.text()
+
+
+def test_a_row_of_a_softmax_is_passed_on_whole() -> None:
+    texts = ("T[m,a] = softmax(X[m,a])", "Y[m,a] = f(T[m,a], V[m,a])")
+    g = graph(Workload("rows", tuple(einsum(text, {"m": 8, "a": 8}) for text in texts)))
+    assert [phase.steps for phase in pipelined_phases(g, classify(g))] == [((0, "m"), (1, "m"))]
