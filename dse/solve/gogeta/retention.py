@@ -56,7 +56,8 @@ from dse.solve.gogeta.optimum import (
 from dse.solve.gogeta.residency import Traffic
 from workloads.arrays import Floats, Ints
 
-# if a few periods do not prove the optimum of a loop, all are solved, if they have at most so many phases
+# if a few periods do not prove the optimum of a loop, all are solved, if they have at most so many phases; so
+# are ties, again and again
 MAX_SOLVED_PHASES = 400
 MAX_SETTLED = 40  # gaps that are tried to retain all or nothing of a tensor
 PART = 1e-6  # a share between this and 1 - this is a part
@@ -248,8 +249,10 @@ def steady(lists: Callable[[int], AccessList], periods: int, capacity: int, sett
 def _settled(problem: _RetentionProgram, value: float, retained_words: Floats) -> Floats:
     """Returns words that stay [gaps], of the same value, so that few tensors stay in part: the gaps that
     retain a part, those with the largest share first, retain all or else nothing where that costs nothing.
-    At most MAX_SETTLED are tried.
+    At most MAX_SETTLED are tried, of lists of at most MAX_SOLVED_PHASES phases.
     """
+    if len(problem.listed.accesses) > MAX_SOLVED_PHASES:
+        return retained_words
     size, fixed, tried = problem.gaps.size, dict[int, float](), set[int]()
     variables, firsts = np.unique(problem.variable_of, return_index=True)
     while len(tried) < MAX_SETTLED:

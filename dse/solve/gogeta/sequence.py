@@ -10,6 +10,7 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 
 from dse.solve.gogeta.accesses import Phase
@@ -18,9 +19,8 @@ from dse.solve.gogeta.operations import Graph
 CostOfOrder = Callable[[Sequence[Phase]], float]  # returns the cost of an order
 MAX_ORDERS = 120  # maximum of orders whose cost a search computes
 MAX_PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
-# maximum of sets of operations that are asked whether they are a phase; fewer of more than a hundred
-# operations
-MAX_SETS = 4_000
+# maximum of operations of which all sequences are tried, and of sets that are asked whether they are a phase
+MAX_OPERATIONS, MAX_SETS = 100, 4_000
 MIN_ORDERS = 4  # number of orders that are tried however long they are
 
 
@@ -71,23 +71,31 @@ def canonical_order(graph: Graph) -> list[int]:
         for p in e.inputs:
             readers[p.tensor].add(v)
     waits = [{makers[p.tensor] for p in e.inputs if makers.get(p.tensor, per) < per} for e in operations]
-    ready, found = {v for v in range(per) if not waits[v]}, list[int]()
 
-    def added_words(v: int) -> tuple[int, str]:
+    def entry(v: int) -> tuple[int, str, int]:
+        """Words that are needed after an operation beyond those before it, its result, its number."""
         e = operations[v]
         dropped = sum(words[t] for t in {p.tensor for p in e.inputs} if readers[t] == {v})
-        return words[e.output.tensor] - dropped, e.output.tensor
+        return words[e.output.tensor] - dropped, e.output.tensor, v
 
+    ready, left, found = [entry(v) for v in range(per) if not waits[v]], set(range(per)), list[int]()
+    heapify(ready)
     while ready:
-        v = min(ready, key=added_words)
-        ready.discard(v)
+        v = heappop(ready)[-1]
+        if v not in left:
+            continue
+        left.discard(v)
         found.append(v)
         for t in {p.tensor for p in operations[v].inputs}:
             readers[t].discard(v)
+            # the last reader of a tensor drops it: fewer words are needed after it than were said
+            for u in readers[t] if len(readers[t]) == 1 else ():
+                if not waits[u]:
+                    heappush(ready, entry(u))
         for u in readers[operations[v].output.tensor]:
             waits[u].discard(v)
             if not waits[u]:
-                ready.add(u)
+                heappush(ready, entry(u))
     return found
 
 
@@ -116,14 +124,14 @@ def every_sequence(
     (`accesses.fused_phases`).
 
     Exponential: for graphs of some ten operations at most, unless they have few orders. Yields [] and ends
-    after `max_sets` sets of operations.
+    after `max_sets` sets of operations, and of more than MAX_OPERATIONS operations.
     """
     makers, count = graph.makers(), graph.operations_per_period
     needs = [
         sum({1 << makers[p.tensor] for p in e.inputs if makers.get(p.tensor, count) < count})
         for e in graph.operations[:count]
     ]
-    sets_left = min(max_sets, 100 * max_sets // max(count, 1))
+    sets_left = max_sets if count <= MAX_OPERATIONS else 0
 
     def next_phases(ran: int) -> Iterator[tuple[int, list[Phase]]]:
         """Sets of operations that may run after others as one phase, in both as bits."""

@@ -212,8 +212,8 @@ def traffic_of(
         ways = chain.from_iterable(
             product(*found) if found else [()] for found in every_sequence(unrolled(1), phases_of)
         )
-        count = op_graph.operations_per_period
-        most = MAX_SEQUENCES if count <= 8 else min(MAX_SEQUENCES, MAX_PHASES // count)
+        per_period = op_graph.operations_per_period
+        most = MAX_SEQUENCES if per_period <= 8 else min(MAX_SEQUENCES, MAX_PHASES // per_period)
         sequences = list(islice(ways, most + 1))
         is_minimum = len(sequences) <= most and () not in sequences
         if is_minimum:
