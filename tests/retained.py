@@ -1,10 +1,12 @@
 """Small graphs of operations, and the least traffic of their phases by going through every schedule of single
-words: other code than the linear program's.
+words: other code than the linear program's, and no limit on sums of words.
 
 Operations are given as lists (what each reads and makes, what follows an operand element for element), from
-which the graph is written as einsums. A word is in main memory, on chip, or both. While an operation runs,
-what it found on chip of its operands is there until its result is complete, and what it leaves is there by
-then; a result that follows an operand that nobody needs any more stands in its place.
+which the graph is written as einsums. A run is one operation or several at once. It goes element by element
+through its steps, in each order. A step reads the words that it needs and that are not on chip, makes its
+own, and then each word that it touched may stay on chip until it is needed again, or leave. Words that all
+steps need are there from the first to the last step if they were on chip before or remain afterwards. Never
+are more words on chip than there is room. A word that leaves while main memory lacks it is written.
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ from random import Random
 from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
-State = tuple[tuple[int, int], ...]  # per tensor: words on chip that main memory has too, and that it lacks
+Words = int  # a set of words, as bits
+State = tuple[Words, Words]  # words on chip; those of them that main memory lacks
 
 
 @dataclass(frozen=True)
 class Step:
     """An operation: tensors that it reads, the one that it makes, which operand the result follows element
-    for element.
+    for element; which others go element for element with each other.
     """
 
     reads: tuple[str, ...]
     makes: str
     follows: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def random_steps(rng: Random, count: int, most: int = 4) -> tuple[list[Step], dict[str, int]]:
@@ -48,17 +52,24 @@ def random_steps(rng: Random, count: int, most: int = 4) -> tuple[list[Step], di
         alike = [t for t in reads if rng.random() < 0.5]
         new = f"T{i}"
         size[new] = size[alike[0]] if alike else rng.randint(1, most)
-        steps.append(Step(tuple(reads), new, tuple(t for t in alike if size[t] == size[new])))
+        follows = tuple(t for t in alike if size[t] == size[new])
+        others = [t for t in reads if t not in follows]
+        beside = tuple(t for t in others if size[t] == size[others[0]] and rng.random() < 0.7)
+        steps.append(Step(tuple(reads), new, follows, beside if len(beside) > 1 else ()))
     return steps, size
 
 
 def workload(steps: list[Step], size: dict[str, int]) -> Workload:
-    """A result follows an operand that has its rank; another operand has a rank of its own, which the
-    function needs all of. Never a product: sums that read it would be one operation with it.
+    """A result follows an operand that has its rank; another operand has a rank of its own, or one with those
+    beside it, which the function needs all of. Never a product: sums that read it would be one operation with
+    it.
     """
     found: list[Einsum] = []
     for i, step in enumerate(steps):
-        ranks = {t: "m" if t in step.follows else f"r{k}" for k, t in enumerate(step.reads)}
+        ranks = {
+            t: "m" if t in step.follows else "b" if t in step.beside else f"r{k}"
+            for k, t in enumerate(step.reads)
+        }
         text = f"{step.makes}[m] = f({', '.join(f'{t}[{ranks[t]}]' for t in step.reads)})"
         found.append(
             einsum(text, {"m": size[step.makes], **{ranks[t]: size[t] for t in step.reads}}, f"e{i}")
@@ -73,61 +84,77 @@ def outputs(steps: list[Step]) -> set[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """Operations that run at once: tensors that they read and make, those that they need whole all the time,
-    and (operand, result that may take its place).
+    """Operations that run at once, as sets of words. Steps: (read, made) words of each, in no order; read,
+    made: words that all steps need; held: those of these that have all their room, retained or not.
     """
 
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-    whole: frozenset[str] = frozenset()
-    follows: tuple[tuple[str, str], ...] = ()
+    steps: tuple[tuple[Words, Words], ...]
+    read: Words
+    made: Words
+    held: Words
+
+
+def words_of(size: dict[str, int]) -> dict[str, Words]:
+    """The words of each tensor."""
+    found, first = {}, 0
+    for t, n in size.items():
+        found[t] = ((1 << n) - 1) << first
+        first += n
+    return found
 
 
 def exhaustive(steps: list[Step], size: dict[str, int], room: int) -> int:
     """The least words between main memory and a chip with so much room, the steps one by one in their order:
     all residencies, word by word.
     """
-    names, ends = sorted(size), outputs(steps)
-    costs: dict[State, int] = {tuple((0, 0) for _ in names): 0}
-    for i, step in enumerate(steps):
+    words = words_of(size)
+    ends = sum(words[t] for t in outputs(steps))
+    costs: dict[State, int] = {(0, 0): 0}
+    for i in range(len(steps)):
         later = {t for other in steps[i + 1 :] for t in other.reads}
-        run = Run(step.reads, (step.makes,), follows=tuple((t, step.makes) for t in step.follows))
-        costs = _after(names, costs, run, size, later, ends, room)
+        needed, merged = sum(words[t] for t in later), dict[State, int]()
+        for run in _runs(steps, frozenset([i]), size, room):
+            _merge(merged, _after(costs, run, needed, ends, room))
+        costs = merged
     return min(costs.values())
 
 
 def least_of_all_orders(steps: list[Step], size: dict[str, int], room: int) -> int:
     """The least words over all orders of the steps, and over all ways to run several of them as one."""
-    names, ends, count = sorted(size), outputs(steps), len(steps)
+    words, count = words_of(size), len(steps)
+    ends = sum(words[t] for t in outputs(steps))
     runs = {
-        members: run
+        members: found
         for n in range(1, count + 1)
         for members in map(frozenset, combinations(range(count), n))
-        if (run := _together(steps, members, size, room))
+        if (found := _runs(steps, members, size, room))
     }
     makers = {step.makes: i for i, step in enumerate(steps)}
-    costs: dict[frozenset[int], dict[State, int]] = {frozenset(): {tuple((0, 0) for _ in names): 0}}
+    costs: dict[frozenset[int], dict[State, int]] = {frozenset(): {(0, 0): 0}}
     for n in range(count):
         for ran in [ran for ran in costs if len(ran) == n]:
-            for members, run in runs.items():
+            for members, ways in runs.items():
                 needs = {makers[t] for v in members for t in steps[v].reads if t in makers}
                 if members & ran or not needs <= ran | members:
                     continue
                 later = {t for v, step in enumerate(steps) if v not in ran | members for t in step.reads}
-                seen = costs.setdefault(ran | members, {})
-                internal = set(run.makes) - later - ends
-                dead = [(old, new) for old, new in run.follows if new not in internal]
-                own = Run(run.reads, tuple(t for t in run.makes if t not in internal), run.whole, tuple(dead))
-                for state, cost in _after(names, costs[ran], own, size, later, ends, room).items():
-                    seen[state] = min(cost, seen.get(state, cost))
+                needed = sum(words[t] for t in later)
+                for run in ways:
+                    after = _after(costs[ran], run, needed, ends, room)
+                    _merge(costs.setdefault(ran | members, {}), after)
     return min(costs[frozenset(range(count))].values())
 
 
-def _together(steps: list[Step], members: frozenset[int], size: dict[str, int], room: int) -> Run | None:
-    """What operations read, make and need whole as one pipeline. Each steps through its result ("m") or
-    through an operand that its result does not follow; what one passes on to another, both step through.
-    Parts that pass nothing on to each other read something in the same step, or all of it in every step, and
-    then hold all else.
+def _merge(costs: dict[State, int], more: dict[State, int]) -> None:
+    for state, cost in more.items():
+        costs[state] = min(cost, costs.get(state, cost))
+
+
+def _runs(steps: list[Step], members: frozenset[int], size: dict[str, int], room: int) -> list[Run]:
+    """All ways in which operations run as one pipeline. Each steps through its result ("m") or through
+    operands that its result does not follow; what one passes on to another, both step through. Parts that
+    pass nothing on to each other read something in the same step, or all of it in every step, and then hold
+    all else.
     """
     made = {steps[v].makes: v for v in members}
     links = [(made[t], v, t) for v in sorted(members) for t in steps[v].reads if t in made]
@@ -137,23 +164,20 @@ def _together(steps: list[Step], members: frozenset[int], size: dict[str, int], 
             if v not in members and reaches[u] & set(step.reads):
                 reaches[u] = reaches[u] | {step.makes}
             elif v in members and (reaches[u] - {steps[u].makes}) & set(step.reads):
-                return None
-    found: list[frozenset[str]] = []
-    ways = [
-        ["m", *(t for t in steps[v].reads if t not in steps[v].follows)] if len(members) > 1 else [""]
-        for v in sorted(members)
-    ]
+                return []
+    found = dict[Run, None]()
+    ways = [dict.fromkeys(["m", *(_rank(steps[v], t) for t in steps[v].reads)]) for v in sorted(members)]
     for way in product(*ways):
         at = dict(zip(sorted(members), way, strict=True))
         if any(at[a] != "m" or at[b] != _rank(steps[b], t) for a, b, t in links):
             continue
         parts = len(_joined(members, [(a, b) for a, b, _ in links]))
-        shared = [
-            (a, b)
+        reads = [
+            (a, b, at[a] == _rank(steps[a], t), at[b] == _rank(steps[b], t))
             for a, b in combinations(sorted(members), 2)
             for t in set(steps[a].reads) & set(steps[b].reads)
-            if (at[a] == _rank(steps[a], t)) == (at[b] == _rank(steps[b], t))
         ]
+        shared = [(a, b) for a, b, first, second in reads if first == second]
         if parts > 1 and len(_joined(members, [*((a, b) for a, b, _ in links), *shared])) > 1:
             continue
         held = {
@@ -165,22 +189,41 @@ def _together(steps: list[Step], members: frozenset[int], size: dict[str, int], 
             and not (t in made and t != steps[v].makes)
             and at[v] != ("m" if t == steps[v].makes else _rank(steps[v], t))
         }
-        found.append(frozenset(held))
-    whole = min(found, key=lambda held: sum(size[t] for t in held), default=None)
-    if whole is None or sum(size[t] for t in whole) > room:
-        return None
-    reads = tuple(dict.fromkeys(t for v in sorted(members) for t in steps[v].reads if t not in made))
-    follows = tuple(
-        (t, steps[v].makes)
-        for v in sorted(members)
-        for t in steps[v].follows
-        if t not in made and t not in whole and steps[v].makes not in whole
+        in_step = [(a, b) for a, b, first, second in reads if first and second]
+        together = _joined(members, [*((a, b) for a, b, _ in links), *in_step])
+        if sum(size[t] for t in held) <= room:
+            found[_to_run(steps, at, together, held, size)] = None
+    return list(found)
+
+
+def _to_run(
+    steps: list[Step], at: dict[int, str], together: set[frozenset[int]], held: set[str], size: dict[str, int]
+) -> Run:
+    """at: the rank of each operation; together: operations that take each step at once; held: tensors."""
+    words = words_of(size)
+    touched = {
+        v: {t: _rank(steps[v], t) == at[v] for t in steps[v].reads} | {steps[v].makes: at[v] == "m"}
+        for v in at
+    }
+    common = {t for of_one in touched.values() for t, in_step in of_one.items() if not in_step}
+    made = {steps[v].makes for v in at}
+    found = []
+    for members in together:
+        tensors = {t for v in members for t in touched[v]} - common
+        for j in range(max((size[t] for t in tensors), default=0)):
+            bit = {t: words[t] & -words[t] for t in tensors}
+            found.append((sum(bit[t] << j for t in tensors - made), sum(bit[t] << j for t in tensors & made)))
+    return Run(
+        tuple(found),
+        sum(words[t] for t in common - made),
+        sum(words[t] for t in common & made),
+        sum(words[t] for t in held),
     )
-    return Run(reads, tuple(made), whole, follows)
 
 
 def _rank(step: Step, operand: str) -> str:
-    return "m" if operand in step.follows else operand
+    """What an operation steps through with this operand: "m" its result, "b" the operands beside it."""
+    return "m" if operand in step.follows else "b" if operand in step.beside else operand
 
 
 def _joined(members: Iterable[int], pairs: list[tuple[int, int]]) -> set[frozenset[int]]:
@@ -191,72 +234,56 @@ def _joined(members: Iterable[int], pairs: list[tuple[int, int]]) -> set[frozens
     return set(part.values())
 
 
-def _after(
-    names: list[str],
-    costs: dict[State, int],
-    run: Run,
-    size: dict[str, int],
-    later: set[str],
-    ends: set[str],
-    room: int,
-) -> dict[State, int]:
+def _subsets(words: Words) -> Iterator[Words]:
+    found = words
+    while True:
+        yield found
+        if not found:
+            return
+        found = (found - 1) & words
+
+
+def _after(costs: dict[State, int], run: Run, needed: Words, ends: Words, room: int) -> dict[State, int]:
+    """What may be on chip after a run, and the words moved by then. needed: words that are read later; ends:
+    words of results that are written in any case.
+    """
+    common, every_step = run.read | run.made, (1 << len(run.steps)) - 1
     found: dict[State, int] = {}
-    for state, cost in costs.items():
-        for after, more in _ways(names, state, run, size, later, ends, room):
-            found[after] = min(cost + more, found.get(after, cost + more))
+    for (chip, lacks), cost in costs.items():
+        fetched = (run.read & ~chip).bit_count() + (run.made & ends).bit_count()
+        for stays in _subsets(common & needed):
+            standing = (run.held | (chip & common) | stays).bit_count()
+            spilled = ((lacks & common | run.made) & needed & ~stays).bit_count()
+            own = chip & ~common
+            if standing + own.bit_count() > room:
+                continue
+            dirty = lacks & ~common | (lacks | run.made) & stays
+            layer: dict[tuple[int, State], int] = {(0, (own, dirty)): cost + fetched + spilled}
+            for _ in run.steps:
+                layer = _taken(layer, run, needed, ends, room - standing)
+            for (taken, (left, lacked)), moved in layer.items():
+                assert taken == every_step
+                state = left | stays, lacked
+                found[state] = min(moved, found.get(state, moved))
     return found
 
 
-def _ways(
-    names: list[str], state: State, run: Run, size: dict[str, int], later: set[str], ends: set[str], room: int
-) -> Iterator[tuple[State, int]]:
-    """All that operations may find on chip (what they drop before goes first) and leave there, and the words
-    that this moves.
-    """
-    before = dict(zip(names, state, strict=True))
-    kept = [t for t in names if sum(before[t])]
-    for found in product(*(range(sum(before[t]) + 1) for t in kept)):
-        at = dict.fromkeys(names, 0) | dict(zip(kept, found, strict=True))
-        start, lacks = 0, dict[str, int]()
-        for t in kept:
-            lost = max(0, before[t][1] - at[t])  # the head lacks most
-            start += lost
-            lacks[t] = before[t][1] - lost
-        moved = start + sum(size[t] - at[t] for t in run.reads)
-        own = [t for t in names if t in later and (t in run.reads or t in run.makes or at[t])]
-        free = [range((size[t] if t in run.reads or t in run.makes else at[t]) + 1) for t in own]
-        for left in product(*free):
-            leaves = dict(zip(own, left, strict=True))
-            if not _fits(names, at, leaves, run, size, later, room):
+def _taken(
+    layer: dict[tuple[int, State], int], run: Run, needed: Words, ends: Words, room: int
+) -> dict[tuple[int, State], int]:
+    """After one more step, whichever; by steps taken (as bits) and state of words that some step needs."""
+    found: dict[tuple[int, State], int] = {}
+    for (taken, (chip, lacks)), cost in layer.items():
+        for j, (read, made) in enumerate(run.steps):
+            if taken >> j & 1:
                 continue
-            cost, after = moved, list[tuple[int, int]]()
-            for t in names:
-                n = leaves.get(t, 0)
-                if t in run.makes:
-                    cost += size[t] - n if t not in ends else size[t]
-                    after.append((0, n))
-                else:
-                    dirty = lacks.get(t, 0)
-                    cost += max(0, dirty - n) if t in later else 0
-                    after.append((n - min(dirty, n), min(dirty, n)))
-            yield tuple(after), cost
-
-
-def _fits(
-    names: list[str],
-    found: dict[str, int],
-    leaves: dict[str, int],
-    run: Run,
-    size: dict[str, int],
-    later: set[str],
-    room: int,
-) -> bool:
-    """Room while operations run: what stands still or is needed whole, operands until results are complete,
-    results but for what takes the place of an operand that nobody needs any more.
-    """
-    numbers = {t: i for i, t in enumerate(names)}
-    pairs = [(numbers[old], numbers[new]) for old, new in run.follows if old not in later]
-    used = sum(size[t] for t in run.whole)
-    for place in _joined((i for t, i in numbers.items() if t not in run.whole), pairs):
-        used += max(sum(found[names[i]] for i in place), sum(leaves.get(names[i], 0) for i in place))
-    return used <= room
+            touched, fetched = read | made, (read & ~chip).bit_count() + (made & ends).bit_count()
+            for stays in _subsets(touched & needed):
+                after = chip & ~touched | stays
+                if after.bit_count() > room:
+                    continue
+                left = ((lacks | made) & touched & needed & ~stays).bit_count()
+                key = taken | 1 << j, (after, lacks & ~touched | (lacks | made) & stays)
+                moved = cost + fetched + left
+                found[key] = min(moved, found.get(key, moved))
+    return found

@@ -481,22 +481,18 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> Residenc
 
 
 def _used_words(a: Access, spans: Sequence[RetainedSpan], phase: int) -> float:
-    """Returns the words that a phase takes on chip: what it needs whole, what stays through it, and of
-    tensors that share a place the more of what it finds and leaves. spans: those that touch the phase.
+    """Returns the most words that a phase takes on chip, as it begins or as it ends: what it needs whole,
+    what stays through it, what it finds or leaves of tensors in step, and of each other tensor the more of
+    both. spans: those that touch the phase.
     """
-    from dse.solve.gogeta.retention import sharing_space
-
-    return (
-        a.resident_words
-        + sum(s.words for s in spans if s.first < phase < s.last)
-        + sum(
-            max(
-                sum(s.words for s in spans if s.last == phase and s.tensor in members),
-                sum(s.words for s in spans if s.first == phase and s.tensor in members),
-            )
-            for members in sharing_space(a)
-        )
-    )
+    before = {s.tensor: s.words for s in spans if s.last == phase and s.tensor not in a.whole_tensors}
+    after = {s.tensor: s.words for s in spans if s.first == phase and s.tensor not in a.whole_tensors}
+    begin = end = a.resident_words + sum(s.words for s in spans if s.first < phase < s.last)
+    for t in before.keys() | after.keys():
+        found, left = before.get(t, 0.0), after.get(t, 0.0)
+        begin += found if t in a.in_step else max(found, left)
+        end += left if t in a.in_step else max(found, left)
+    return max(begin, end)
 
 
 def _in_next_period(tensor: str) -> str:

@@ -44,6 +44,7 @@ from workloads.graph import (
 
 if TYPE_CHECKING:  # importing it would import SciPy
     from dse.solve.gogeta.accesses import Phase
+    from dse.solve.gogeta.optimum import RetainedSpan
     from dse.solve.gogeta.traffic import TrafficReport
 
 LISTED_SHARE = 0.8  # share of the energy that the listed einsums make up at least
@@ -1325,15 +1326,16 @@ AS_PUBLISHED = (
     ", results of up to 1,024 words cost no traffic, and an operand's space is released once it was read "
     "(as published)"
 )
+# how the schedules run among which `Optimal` is the least (`gogeta/retention.py`)
+STEP_BY_STEP = (
+    " Step by step: each phase goes through one rank of each operation, its steps in any order. Once its "
+    "step is over, a word that does not stay gives its place to any other; words that all steps need keep "
+    "theirs from the first step to the last. What one step works on takes no place. Loops tiled over several "
+    "ranks may move less."
+)
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
 # tried. The third entry is one row for two names (TrafficReport.gogeta)
-# what schedules among which `Optimal` is the least may not do (`gogeta/retention.py`)
-PLACES_KEPT = (
-    " Places kept: what a phase finds on chip keeps its place until the phase ends, and what it leaves has "
-    "one from its beginning; only a result takes, element for element, that of an operand of its own "
-    "operation that is read for the last time. Words that change places otherwise while a phase runs may "
-    "move less."
-)
+NEARLY_WHOLE = 1 - 1e-6  # a tensor of which at least so much is retained is said to be whole
 CONFIGURATIONS = ("SEQ-Flex", "SEQ-Overflow", "GOGETA-df, GOGETA-map", "Ideal", "Optimal")
 
 
@@ -1353,7 +1355,7 @@ def _optimal_claim(report: TrafficReport) -> str:
     """What is proven of `Optimal`: nothing, that it is the optimum, or how far it is above the lower bound;
     and among which schedules: of one order, or of all. Where some operation cannot read each operand once,
     the optimum of those that do is a lower bound only, and is called that. Unless it moves no more than
-    inputs and outputs, it is one of schedules that keep places (PLACES_KEPT).
+    inputs and outputs, it is one of phases that run STEP_BY_STEP.
     """
     if parts := read_in_parts(report.operations):
         return (
@@ -1365,16 +1367,19 @@ def _optimal_claim(report: TrafficReport) -> str:
     gap_text = (
         "" if is_optimum else f"at most {100 * (best.cost / best.bound - 1):.2g} % above the lower bound"
     )
-    orders = "all orders and pipelines of" if report.is_minimum else "its order of"
-    kept = ", places kept" if _keeps_places(report) else ""
+    tried = f" (the best of {report.orders_tried} tried)" if report.orders_tried > 1 else ""
+    orders = (
+        "all orders and pipelines of operations" if report.is_minimum else f"its order of operations{tried}"
+    )
+    steps = ", step by step" if _is_step_by_step(report) else ""
     if report.overfull_operations:
-        return f"{gap_text or 'lower bound'} for {orders} operations, each operand read once{kept}"
-    return f"{gap_text or 'optimum'} for {orders} operations{kept}"
+        return f"{gap_text or 'lower bound'} for {orders}, each operand read once{steps}"
+    return f"{gap_text or 'optimum'} for {orders}{steps}"
 
 
-def _keeps_places(report: TrafficReport) -> bool:
-    """Whether `Optimal` is proven among schedules that keep places (PLACES_KEPT) only: the looser list of the
-    publication has no phases, and none moves less than inputs and outputs once.
+def _is_step_by_step(report: TrafficReport) -> bool:
+    """Whether `Optimal` is proven among phases that run STEP_BY_STEP only: the looser list of the publication
+    has no phases, and none moves less than inputs and outputs once.
     """
     return not report.published and report.optimal.cost > report.ideal * (1 + 1e-9)
 
@@ -1421,6 +1426,34 @@ def triangular_solves(arch: Arch, operations: Sequence[Einsum]) -> str:
     )
 
 
+WHY_NOTE = (
+    "why: words that a retained word saves (a read each time, and its write if it always stays), and what "
+    "its place would save for other tensors (shadow prices of the linear program); of a tensor that stays "
+    "until some phases only, each share and what its place would save by then."
+)
+
+
+def retention_cause(spans: Sequence[RetainedSpan], phases: Sequence[str]) -> str:
+    """Returns why a tensor is retained, or is not. spans: from each phase that uses it to the next that reads
+    it, in one period; phases: their texts, in order.
+    """
+    shares = [abs(span.words) / span.size for span in spans]
+    saved, price = len(spans) + spans[0].spills, sum(span.price for span in spans)
+    if min(shares) >= NEARLY_WHOLE:
+        return (
+            f"saves {saved}, {f'its place would save {price:.3g}' if price > 1e-6 else 'and there is room'}"
+        )
+    if max(shares) <= 1 - NEARLY_WHOLE:
+        return f"would save {saved}, its place saves {price:.3g}"
+    if max(shares) - min(shares) < 1 - NEARLY_WHOLE:
+        return f"what is left: saves {saved}, as its place would"
+    parts = [
+        f"{100 * round(share, 4):.3g} % until {phases[span.last % len(phases)]} ({span.price:.3g})"
+        for span, share in zip(spans, shares, strict=True)
+    ]
+    return f"{', '.join(parts)}"
+
+
 def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[dict[str, Any], list[Table]]:
     """Traffic between operations: (facts, tables); the tables are main-memory traffic per configuration,
     phases in order, and on-chip retention.
@@ -1461,18 +1494,19 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             if n
         )
     phases = tuple((phase_text(report, phase), phase.resident_words * word_bytes) for phase in report.order)
-    # tensor -> [its size, its rereads that are served on chip, all its rereads], in bytes
-    retention_bytes: dict[str, list[float]] = {}
+    spans_of: dict[str, list[RetainedSpan]] = defaultdict(list)
     for span in best.spans:
-        sums = retention_bytes.setdefault(span.tensor.partition("@")[0], [0.0, 0.0, 0.0])
-        retention_bytes[span.tensor.partition("@")[0]] = [
-            span.size * word_bytes,
-            sums[1] + span.words * word_bytes,
-            sums[2] + span.size * word_bytes,
-        ]
+        spans_of[span.tensor.partition("@")[0]].append(span)
+    phase_names = [name for name, _ in phases]
     retention_rows = tuple(
-        (name, size, read_again, on_chip / read_again)
-        for name, (size, on_chip, read_again) in sorted(retention_bytes.items(), key=lambda item: -item[1][1])
+        (
+            name,
+            spans[0].size * word_bytes,
+            sum(span.size for span in spans) * word_bytes,
+            sum(span.words for span in spans) / sum(span.size for span in spans),
+            *(() if report.published else (retention_cause(spans, phase_names),)),
+        )
+        for name, spans in sorted(spans_of.items(), key=lambda item: -sum(span.words for span in item[1]))
     )
     return facts, [
         Table(
@@ -1480,7 +1514,7 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             ("configuration", "dram_bytes", "times_less", "gap_to_optimal"),
             rows,
             f"Every operation reads each operand once{AS_PUBLISHED if report.published else ''}; what "
-            f"it moves within itself is not counted.{PLACES_KEPT if _keeps_places(report) else ''}",
+            f"it moves within itself is not counted.{STEP_BY_STEP if _is_step_by_step(report) else ''}",
         ),
         Table(
             f"phases{period_note}, in the order of Optimal",
@@ -1491,7 +1525,14 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
         ),
         Table(
             f"on-chip retention{period_note}",
-            ("tensor", "size_bytes", "read_again_bytes", "share_on_chip"),
+            (
+                "tensor",
+                "size_bytes",
+                "read_again_bytes",
+                "share_on_chip",
+                *(() if report.published else ("why",)),
+            ),
             retention_rows,
+            "" if report.published else WHY_NOTE,
         ),
     ]

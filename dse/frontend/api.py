@@ -44,7 +44,7 @@ NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # a workload with at most this many einsums, and this many distinct ones, is also solved with
 # solver.schedule = residency by the function `residency`, which takes seconds
-MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
+MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 3
 
 
 def map(
@@ -487,14 +487,16 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
     found = traffic_of(loaded, int(bits * arch.instances(1) // arch.word_bits), arch.word_bits, method)
     if found.overfull_operations:
         with_rereads_counted = with_rereads(found, loaded, chip_of(arch))
-        found = replace(with_rereads_counted, schedule_words=_schedule_words(arch, loaded, options))
+        found = replace(with_rereads_counted, schedule_words=_schedule_words(arch, loaded, options, found))
     return Residency(arch, loaded, found, options)
 
 
-def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> float:
+def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions, found: TrafficReport) -> float:
     """Returns the main-memory words that the schedule of `solver.schedule = residency` moves; 0.0 where its
-    search would take long (`MAX_SOLVED_EINSUMS`) or does not apply.
+    search would take long (`MAX_SOLVED_EINSUMS`) or does not apply. found: its traffic between operations.
     """
+    from dse.solve.gogeta.gogeta_configs import Emitted
+
     if (
         arch.layout_sensitive()
         or workload.repeats
@@ -502,5 +504,6 @@ def _schedule_words(arch: Arch, workload: Workload, options: SolverOptions) -> f
         or len(unique(workload)) > MAX_SOLVED_DISTINCT
     ):
         return 0.0
-    solved = solve.solve(arch, workload, replace(options, schedule="residency"))
+    known = Emitted(report=None if found.published else found)
+    solved = solve.solve_schedule(arch, workload, replace(options, schedule="residency"), known=known)
     return solved[0].memory.moved_words if isinstance(solved, list) and solved[0].memory else 0.0

@@ -51,9 +51,6 @@ FETCHES = 4  # attempts to read a copy that its driver is changing
 MAX_FUSED = 1000  # machines of a run that is advised to be run again with another schedule, at most
 NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
-# a workload with at most this many einsums, and this many distinct ones, is also solved with
-# solver.schedule = residency by the function `residency`, which takes seconds
-MAX_SOLVED_EINSUMS, MAX_SOLVED_DISTINCT = 200, 8
 # view -> its columns from which a schedule is costed again, and what follows FROM view
 STORED = {
     "einsums": (

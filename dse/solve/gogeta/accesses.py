@@ -16,8 +16,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, combinations, pairwise, product
 from math import inf, prod
 
-from dse.solve.gogeta.classify import PIPELINED, Edge
-from dse.solve.gogeta.operations import SMALL_WORDS, Graph, matching_dims
+from dse.solve.gogeta.classify import PIPELINED, Edge, barrier, dominance
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, accessed_words, matching_dims
 from workloads.einsum import RUNNING, Einsum, Projection
 
 Stages = tuple[tuple[int, ...], ...]
@@ -37,12 +37,14 @@ MAX_JOINT_STEPS = 1000  # ways to step that are compared for operations that sha
 class Phase:
     """Operations that run as one pipeline, by their number in the period. whole_tensors: those that every
     step needs whole, as (operation, number among its tensors); resident_words: their words, which stay on
-    chip while the phase runs, besides tensors that are retained for later phases.
+    chip while the phase runs, besides tensors that are retained for later phases; steps: (operation, rank
+    through which it goes step by step), without those that have none.
     """
 
     stages: Stages
     resident_words: int = 0
     whole_tensors: tuple[tuple[int, int], ...] = ()
+    steps: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,23 @@ class Access:
     In a list of single accesses (`access_list`) a read has no `written`, a write has no `read`, and an update
     replaces each tensor of `read` in place by the tensor of `written` at the same position. In a list of
     phases (`phase_list`) an access has all tensors that a phase reads and makes. whole_tensors: those of
-    which resident_words counts the words; heirs: (old, new), where the new tensor may take the place of the
-    old one.
+    which resident_words counts the words; in_step: those of which each step of the phase needs a part of its
+    own (`tensors_in_step`).
     """
 
     read: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     resident_words: int = 0
     whole_tensors: frozenset[str] = frozenset()
-    heirs: tuple[tuple[str, str], ...] = ()
+    in_step: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How operations run step by step. held: what every step needs whole; steps: rank of each operation."""
+
+    held: ResidentTensors
+    steps: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +116,64 @@ class AccessList:
 
 
 def one_by_one(graph: Graph) -> list[Phase]:
-    """Every operation of a period in a phase of its own, in the order of the graph."""
-    return [Phase(((operation,),)) for operation in range(graph.operations_per_period)]
+    """Every operation of a period in a phase of its own, in the order of the graph, step by step through the
+    first of its `step_ranks`.
+    """
+    return [single_phases(graph, operation)[0] for operation in range(graph.operations_per_period)]
+
+
+def single_phases(graph: Graph, operation: int) -> list[Phase]:
+    """The ways to run an operation of a period alone: one per rank that it may step through."""
+    # the second period, if there is one: unlike the first, it has a period before it
+    begin = min(1, graph.periods - 1) * graph.operations_per_period
+    ranks = step_ranks(graph.operations[operation + begin])
+    return [Phase(((operation,),), steps=((operation, rank),)) for rank in ranks or [""]]
+
+
+def _first_step(e: Einsum) -> str:
+    """The rank that an operation steps through where nothing else decides it; "": none."""
+    return next(iter(step_ranks(e)), "")
+
+
+def step_ranks(e: Einsum) -> list[str]:
+    """Returns the ranks that an operation may step through so that several of its tensors go in step, that
+    with the most words first; only the rank that dominates it, if there is one. Left out are ranks with which
+    no tensor goes in step that does not with another one, columns of CSR, and ranks of which all is one step.
+    """
+    words = {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
+    compressed = {rank for p in e.tensors() if p.format != "dense" for rank in p.dims[-1].ranks()}
+    in_step = {
+        rank: found
+        for rank, size in e.sizes().items()
+        if rank not in compressed
+        and len(found := tensors_in_step([e], [rank])) > 1
+        and (size > 1 or max(words[t] for t in found) == 1)
+    }
+    dominant = dominance(e).rank
+    if dominant in in_step:
+        return [dominant]
+    largest = {found: rank for rank, found in reversed(in_step.items())}  # of equal sets the first rank
+    ranks = [rank for found, rank in largest.items() if not any(found < other for other in largest)]
+    return sorted(ranks, key=lambda rank: (-sum(words[t] for t in in_step[rank]), rank))
+
+
+def tensors_in_step(operations: Sequence[Einsum], steps: Sequence[str]) -> frozenset[str]:
+    """Returns the tensors of operations that run at once of which each step needs a part of its own: all
+    operations that read or make such a tensor step through the same dimension of it. steps: rank of each
+    operation, "" if it has none.
+
+    None if the steps must be taken in one order, as in a scan, a triangular solve or where windows slide:
+    then parts cannot be gone through in the order that suits the buffer (`retention`).
+    """
+    of_tensor = defaultdict[str, set[tuple[int, int]]](set)
+    for e, rank in zip(operations, steps, strict=True):
+        if e.kind in RUNNING or e.levels() > 1 or any(rank in p.partial_ranks() for p in e.tensors()):
+            return frozenset()
+        for p in e.tensors():
+            at = next((i for i, d in enumerate(p.dims) if rank in d.ranks()), -1)
+            is_part = at >= 0 and rank not in e.whole_ranks()
+            of_tensor[p.tensor].add((at, p.dims[at].size) if is_part else (-1, 0))
+    return frozenset(t for t, dims in of_tensor.items() if len(dims) == 1 and (-1, 0) not in dims)
 
 
 def access_list(
@@ -204,35 +270,14 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
             for operation, k in phase.whole_tensors
             if operation in members
         )
-        last_reads = {t for t in read if last_row[t] == row} - whole
-        heirs = tuple(
-            (old, e.output.tensor)
-            for e in phase_einsums
-            if e.output.tensor in results and e.output.tensor not in whole
-            for old in dict.fromkeys(p.tensor for p in e.inputs)
-            if old in last_reads and may_replace(e, old, phase_einsums)
+        steps = dict(phase.steps)
+        in_step = tensors_in_step(phase_einsums, [steps.get(v, "") for v in chain(*phase.stages)])
+        found.append(
+            Access(
+                tuple(read), results, sum(words[t] for t in whole), whole, in_step & {*read, *results} - whole
+            )
         )
-        found.append(Access(tuple(read), results, sum(words[t] for t in whole), whole, heirs))
     return _to_access_list(graph, found, words)
-
-
-def may_replace(e: Einsum, old: str, phase: Sequence[Einsum]) -> bool:
-    """Whether the result of an operation may take the place of its operand `old`, element by element: each
-    element of the result needs only the element of `old` at the same index, and all operations of the phase
-    read `old` in the shape of the result, so that in their common loop none is behind.
-    """
-    out = e.output
-    if e.whole_ranks() or e.kind in RUNNING or out.format != "dense":
-        return False
-    reads_own_index = all(p.dims == out.dims for p in e.inputs if p.tensor == old)
-    sizes = [d.size for d in out.dims]
-    same_shape = [
-        p.bits == out.bits and p.format == "dense" and [d.size for d in p.dims] == sizes
-        for other in phase
-        for p in other.inputs
-        if p.tensor == old
-    ]
-    return reads_own_index and all(same_shape)
 
 
 def _phase_accesses(
@@ -338,33 +383,57 @@ def pipelines_within(
     step = _steps_along(graph, edges_from)
 
     @cache
-    def need_of(joined: tuple[int, ...]) -> ResidentTensors | None:
+    def pipeline_of(joined: tuple[int, ...]) -> Pipeline | None:
         if not _is_convex(edges_from, joined):
             return None
-        return _resident_tensors(graph, edges_from, joined, words, step, shares_reads=not small_words)
+        found = _pipelines(graph, edges_from, joined, words, step, shares_reads=not small_words)
+        return min(found, key=lambda one: _total_words(one.held, words), default=None)
 
-    def phases(capacity: float) -> list[Phase]:
-        members = range(period_begin, period_begin + graph.operations_per_period)
+    members = range(period_begin, period_begin + graph.operations_per_period)
+
+    def joined_phases(capacity: float, checks_cycles: bool) -> list[Phase]:
         group: dict[int, tuple[int, ...]] = {v: (v,) for v in members}
-        resident: dict[int, ResidentTensors] = {v: {} for v in members}
+        pipeline = {v: Pipeline({}, {v: _first_step(graph.operations[v])}) for v in members}
         for a, b in pairs:
             if group[a] is group[b]:
                 continue
             joined = tuple(sorted(group[a] + group[b]))
-            need = need_of(joined)
-            if need is None or _total_words(need, words) > capacity:
+            found = pipeline_of(joined)
+            if found is None or _total_words(found.held, words) > capacity:
+                continue
+            if checks_cycles and _waits_for_itself(edges_from, group, joined):
                 continue
             for v in joined:
-                group[v], resident[v] = joined, need
-        sizes = {
-            v: (_total_words(need, words), tuple((v - period_begin, k) for v, k in need.values()))
-            for v, need in resident.items()
-        }
-        return _ordered_phases(
-            period_edges, list({id(g): g for g in group.values()}.values()), sizes, period_begin
-        )
+                group[v], pipeline[v] = joined, found
+        pipelines = [(g, pipeline[g[0]]) for g in {id(g): g for g in group.values()}.values()]
+        return _ordered_phases(period_edges, pipelines, words, period_begin)
+
+    def phases(capacity: float) -> list[Phase]:
+        found = joined_phases(capacity, checks_cycles=False)
+        # groups that wait for each other are in no order; few graphs have them, so only these are checked
+        count = sum(len(stage) for phase in found for stage in phase.stages)
+        return found if count == len(members) else joined_phases(capacity, checks_cycles=True)
 
     return phases
+
+
+def _waits_for_itself(
+    edges_from: Mapping[int, Sequence[Edge]], group: Mapping[int, tuple[int, ...]], joined: tuple[int, ...]
+) -> bool:
+    """Whether a path through other groups, from any of their operations to any other, leads out of the joined
+    operations and back.
+    """
+    inside, seen, left = set(joined), set(joined), list(joined)
+    while left:
+        v = left.pop()
+        for e in edges_from.get(v, ()):
+            if e.target in inside:
+                if v not in inside:
+                    return True
+            elif e.target not in seen:
+                seen.update(group.get(e.target, (e.target,)))
+                left.extend(group.get(e.target, (e.target,)))
+    return False
 
 
 def _steps_along(graph: Graph, edges_from: Mapping[int, Sequence[Edge]]) -> Step:
@@ -383,10 +452,11 @@ def _steps_along(graph: Graph, edges_from: Mapping[int, Sequence[Edge]]) -> Step
 
 def fused_phases(
     graph: Graph, edges: Sequence[Edge], capacity: float, word_bits: int | None = None
-) -> Callable[[frozenset[int]], Phase | None]:
-    """Returns a function of a set of operations of one period: the phase in which they run as one pipeline,
-    None if they cannot. As in `pipelined_phases`, and operations may also run in step because they read the
-    same tensor, which is then read once for all.
+) -> Callable[[frozenset[int]], list[Phase]]:
+    """Returns a function of a set of operations of one period: the phases in which they run as one pipeline,
+    one for each way to step, that which holds the fewest words first; [] if they cannot. As in
+    `pipelined_phases`, and operations may also run in step because they read the same tensor, which is then
+    read once for all.
 
     edges: of the graph; those whose pattern is sequential only since they skip a level may pipeline
     """
@@ -398,20 +468,39 @@ def fused_phases(
     words, step = graph.words(word_bits), _steps_along(graph, edges_from)
 
     @cache
-    def phase(operations: frozenset[int]) -> Phase | None:
+    def phases(operations: frozenset[int]) -> list[Phase]:
         members = sorted(v + begin for v in operations)
         if len(members) == 1:
-            return Phase(((members[0] - begin,),))
+            return single_phases(graph, members[0] - begin)
         if not _is_convex(edges_from, members):
-            return None
-        need = _resident_tensors(graph, edges_from, members, words, step, shares_reads=True)
-        if need is None or _total_words(need, words) > capacity:
-            return None
+            return []
         inner = [e for v in members for e in edges_from[v] if e.target in members]
-        held = tuple((v - begin, k) for v, k in need.values())
-        return Phase(_stages(inner, members, begin), _total_words(need, words), held)
+        ways = [
+            (
+                found,
+                tensors_in_step([graph.operations[v] for v in members], [found.steps[v] for v in members]),
+            )
+            for found in _pipelines(graph, edges_from, members, words, step, shares_reads=True)
+            if _total_words(found.held, words) <= capacity
+        ]
+        best = dict[tuple[frozenset[str], frozenset[str]], Pipeline]()
+        for found, in_step in ways:
+            best.setdefault((frozenset(found.held), in_step), found)
+        left = [
+            found
+            for (held, in_step), found in best.items()
+            if not any(h <= held and s >= in_step and (h, s) != (held, in_step) for h, s in best)
+        ]
+        left.sort(key=lambda found: _total_words(found.held, words))
+        return [_to_phase(_stages(inner, members, begin), found, words, begin) for found in left]
 
-    return phase
+    return phases
+
+
+def _to_phase(stages: Stages, found: Pipeline, words: Mapping[str, int], period_begin: int) -> Phase:
+    held = tuple((v - period_begin, k) for v, k in found.held.values())
+    steps = tuple((v - period_begin, rank) for v, rank in sorted(found.steps.items()))
+    return Phase(stages, _total_words(found.held, words), held, steps)
 
 
 def _total_words(resident: ResidentTensors, words: Mapping[str, int]) -> int:
@@ -437,27 +526,26 @@ def _is_convex(edges_from: Mapping[int, Sequence[Edge]], members: Sequence[int])
     return True
 
 
-def _resident_tensors(
+def _pipelines(
     graph: Graph,
     edges_from: Mapping[int, Sequence[Edge]],
     members: Sequence[int],
     words: Mapping[str, int],
     step: Step,
     shares_reads: bool = False,
-) -> ResidentTensors | None:
-    """Tensors that a pipeline of these operations holds whole on chip; None if the operations cannot all step
-    through one rank. edges_from: edges by their source.
+) -> list[Pipeline]:
+    """Returns the ways in which these operations run as one pipeline; [] if they cannot all step through one
+    rank. edges_from: edges by their source.
 
     Operations that are connected by tensors that they pass on step through the same dimension of each of
-    them, so the rank of one of them decides those of all. Of the ranks of its output, the one is taken with
-    which the fewest words are held. Every operation that reads from another one holds the tensors that it
-    needs in every step: inputs from outside of the pipeline that lack its rank, and a result that lacks it,
-    to which every step adds. A first operation reads its inputs as it does without a pipeline, and holds
-    none.
+    them, so the rank of one of them decides those of all. Every operation that reads from another one holds
+    the tensors that it needs in every step: inputs from outside of the pipeline that lack its rank, and a
+    result that lacks it, to which every step adds. A first operation reads its inputs as it does without a
+    pipeline, and holds none.
 
     shares_reads: parts that are not connected so must be connected by tensors from outside that they read in
         step or all need whole, each once for all; then first operations hold what they need in every step,
-        too. False: such parts share nothing
+        too. False: such parts share nothing, and each takes the steps with which it holds the fewest words
     """
     group = set(members)
     inner_edges = [(i, e) for v in members for i, e in enumerate(edges_from.get(v, ())) if e.target in group]
@@ -468,21 +556,21 @@ def _resident_tensors(
     parts = _parts(members, passed_on)
     choices = [_step_choices(graph, inner_edges, part, step, shares_reads) for part in parts]
     if not all(choices):
-        return None
-    shares = shares_reads and len(parts) > 1
-    if not shares:
-        found: ResidentTensors = {}
-        for own in choices:
-            needs = [_held(graph, steps, fed, words, False) for steps in own]
-            best: ResidentTensors = min(needs, key=lambda need: _total_words(need, words))
-            found |= best
-        return found
-    in_step = [
-        _held(graph, steps, fed, words, True)
-        for steps in _joint_steps(graph, choices)
-        if len(_parts(members, [*passed_on, *_shared(graph, steps)])) == 1
-    ]
-    return min(in_step, key=lambda need: _total_words(need, words), default=None)
+        return []
+    if shares_reads and len(parts) > 1:
+        return [
+            Pipeline(_held(graph, steps, fed, words, True), steps)
+            for steps in _joint_steps(graph, choices)
+            if len(_parts(members, [*passed_on, *_shared(graph, steps)])) == 1
+        ]
+    ways = [[Pipeline(_held(graph, steps, fed, words, False), steps) for steps in own] for own in choices]
+    if len(ways) == 1:
+        return ways[0]
+    held, all_steps = ResidentTensors(), dict[int, str]()
+    for part_ways in ways:
+        best = min(part_ways, key=lambda found: _total_words(found.held, words))
+        held, all_steps = held | best.held, all_steps | dict(best.steps)
+    return [Pipeline(held, all_steps)]
 
 
 def _joint_steps(graph: Graph, choices: Sequence[Sequence[dict[int, str]]]) -> Iterator[dict[int, str]]:
@@ -521,13 +609,14 @@ def _step_choices(
     graph: Graph, inner_edges: Sequence[tuple[int, Edge]], part: Sequence[int], step: Step, shares_reads: bool
 ) -> list[dict[int, str]]:
     """Returns every way in which connected operations step at once, as {operation: its rank}; an operation
-    that is connected to none steps through nothing, or, if it shares reads, through any of its ranks.
+    that is connected to none steps as it does alone, or, if it shares reads, through any of its ranks.
 
     inner_edges: (number among the edges of its source, edge)
     """
     first = graph.operations[part[0]]
     if len(part) == 1:
-        return [{part[0]: rank} for rank in sorted(first.sizes())] if shares_reads else [{part[0]: ""}]
+        ranks = sorted(first.sizes()) if shares_reads else [_first_step(first)]
+        return [{part[0]: rank} for rank in ranks]
     found = []
     for rank in sorted(first.output.ranks()):
         steps, links = {part[0]: rank}, [(i, e) for i, e in inner_edges if e.source in part]
@@ -538,7 +627,11 @@ def _step_choices(
                 output = graph.operations[e.source].output
                 steps[e.source] = next(iter({_reader_rank(p, output, steps[e.target]) for p in e.reads}))
             target_rank = step(e.source, i, steps[e.source])
-            if not target_rank or steps.setdefault(e.target, target_rank) != target_rank:
+            if (
+                not target_rank
+                or steps[e.source] in barrier(graph.operations[e.source])
+                or steps.setdefault(e.target, target_rank) != target_rank
+            ):
                 break
         else:
             found.append(steps)
@@ -595,14 +688,15 @@ def _reader_rank(written: Projection, read: Projection, rank: str) -> str:
 
 def _ordered_phases(
     edges: Sequence[Edge],
-    groups: Sequence[Sequence[int]],
-    resident: Mapping[int, tuple[int, tuple[tuple[int, int], ...]]],
+    pipelines: Sequence[tuple[Sequence[int], Pipeline]],
+    words: Mapping[str, int],
     period_begin: int,
 ) -> list[Phase]:
-    """The groups as phases: each after those from which it reads, otherwise in the order of their first
-    operations. resident: by operation, (resident words, whole tensors) of its group; period_begin: first
-    operation of the period.
+    """The pipelines as phases: each after those from which it reads, otherwise in the order of their first
+    operations; without those that wait for each other. pipelines: operations of each, and how they run;
+    period_begin: first operation of the period.
     """
+    groups = [members for members, _ in pipelines]
     group_of = {v: g for g, members in enumerate(groups) for v in members}
     before: list[set[int]] = [set() for _ in groups]
     after: list[set[int]] = [set() for _ in groups]
@@ -619,7 +713,8 @@ def _ordered_phases(
     found: list[Phase] = []
     while ready:
         _, g = heappop(ready)
-        found.append(Phase(_stages(inner_edges[g], groups[g], period_begin), *resident[groups[g][0]]))
+        stages = _stages(inner_edges[g], groups[g], period_begin)
+        found.append(_to_phase(stages, pipelines[g][1], words, period_begin))
         for other in after[g]:
             before[other].discard(g)
             if not before[other]:

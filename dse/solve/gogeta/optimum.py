@@ -38,6 +38,9 @@ class RetainedSpan:
     last: int  # access (or phase) that reads the tensor
     words: float  # that stay
     size: int  # words of the whole tensor
+    # words that the space of one word would save elsewhere (shadow price; `retention` only)
+    price: float = 0.0
+    spills: bool = False  # whether a word that leaves the chip is written for it (`retention` only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,14 +298,17 @@ def solve_program(
     balance: csc_array,
     upper: Floats,
     question: str,
+    lower: Floats | None = None,
 ) -> Any:
-    """Returns SciPy's answer to: minimise costs * x, rows * x <= limit, balance * x = 0, 0 <= x <= upper.
-    question: the problem, for the message of the RuntimeError that is raised if there is no answer.
+    """Returns SciPy's answer to: minimise costs * x, rows * x <= limit, balance * x = 0, lower <= x <= upper.
+    question: the problem, for the message of the RuntimeError that is raised if there is no answer; lower:
+    None: 0.
     """
     # imported here since the import is slow and few runs need it
     from scipy.optimize import linprog  # type: ignore[attr-defined, unused-ignore]
 
-    zeros, box = np.zeros(balance.shape[0]), np.column_stack((np.zeros(len(upper)), upper))
+    zeros = np.zeros(balance.shape[0])
+    box = np.column_stack((np.zeros(len(upper)) if lower is None else lower, upper))
     found = linprog(costs, rows, limit, balance, zeros, box, method="highs")  # type: ignore[no-untyped-call, unused-ignore]
     if found.status != 0:
         raise RuntimeError(f"residency of {question}: {found.message}")

@@ -7,7 +7,10 @@ method (CG): if it updates R before X, GOGETA's policy reaches the optimum.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 
 from dse.solve.gogeta.accesses import Phase
@@ -16,6 +19,8 @@ from dse.solve.gogeta.operations import Graph
 CostOfOrder = Callable[[Sequence[Phase]], float]  # returns the cost of an order
 MAX_ORDERS = 120  # maximum of orders whose cost a search computes
 MAX_PHASES = 12_000  # maximum of phases in all these orders together, so of long orders fewer are tried
+# maximum of operations of which all sequences are tried, and of sets that are asked whether they are a phase
+MAX_OPERATIONS, MAX_SETS = 100, 4_000
 MIN_ORDERS = 4  # number of orders that are tried however long they are
 
 
@@ -54,42 +59,121 @@ def search_order(
     return best
 
 
-def every_sequence(graph: Graph, phase_of: Callable[[frozenset[int]], Phase | None]) -> Iterator[list[Phase]]:
-    """Yields every way to run the operations of a period as phases, one after the other. phase_of: the phase
-    of a set of operations, None if they cannot run as one (`accesses.fused_phases`).
+def canonical_order(graph: Graph) -> list[int]:
+    """Returns the operations of a period in an order that does not depend on that of the lines of a file: of
+    those whose operands are made, next the one after which the fewest words are still needed; of equal ones
+    the one whose result comes first by name.
+    """
+    per = graph.operations_per_period
+    operations, makers, words = graph.operations[:per], graph.makers(), graph.words()
+    readers = defaultdict[str, set[int]](set)
+    for v, e in enumerate(operations):
+        for p in e.inputs:
+            readers[p.tensor].add(v)
+    waits = [{makers[p.tensor] for p in e.inputs if makers.get(p.tensor, per) < per} for e in operations]
 
-    Exponential: for graphs of some ten operations at most, unless only some ways are taken.
+    def entry(v: int) -> tuple[int, str, int]:
+        """Words that are needed after an operation beyond those before it, its result, its number."""
+        e = operations[v]
+        dropped = sum(words[t] for t in {p.tensor for p in e.inputs} if readers[t] == {v})
+        return words[e.output.tensor] - dropped, e.output.tensor, v
+
+    ready, left, found = [entry(v) for v in range(per) if not waits[v]], set(range(per)), list[int]()
+    heapify(ready)
+    while ready:
+        v = heappop(ready)[-1]
+        if v not in left:
+            continue
+        left.discard(v)
+        found.append(v)
+        for t in {p.tensor for p in operations[v].inputs}:
+            readers[t].discard(v)
+            # the last reader of a tensor drops it: fewer words are needed after it than were said
+            for u in readers[t] if len(readers[t]) == 1 else ():
+                if not waits[u]:
+                    heappush(ready, entry(u))
+        for u in readers[operations[v].output.tensor]:
+            waits[u].discard(v)
+            if not waits[u]:
+                heappush(ready, entry(u))
+    return found
+
+
+def reordered(graph: Graph, order: Sequence[int]) -> Graph:
+    """Returns the graph with the operations of each period in this order."""
+    per = graph.operations_per_period
+    operations = tuple(graph.operations[t * per + v] for t in range(graph.periods) for v in order)
+    return replace(graph, operations=operations)
+
+
+def as_numbered(phase: Phase, order: Sequence[int]) -> Phase:
+    """Returns a phase of a reordered graph with the numbers that operations have without `order`."""
+    return replace(
+        phase,
+        stages=tuple(tuple(order[v] for v in stage) for stage in phase.stages),
+        whole_tensors=tuple((order[v], k) for v, k in phase.whole_tensors),
+        steps=tuple(sorted((order[v], rank) for v, rank in phase.steps)),
+    )
+
+
+def every_sequence(
+    graph: Graph, phases_of: Callable[[frozenset[int]], list[Phase]], max_sets: int = MAX_SETS
+) -> Iterator[list[list[Phase]]]:
+    """Yields every way to run the operations of a period as phases, one after the other, each as the phases
+    that differ in steps only. phases_of: the phases of a set of operations, [] if they cannot run as one
+    (`accesses.fused_phases`).
+
+    Exponential: for graphs of some ten operations at most, unless they have few orders. Yields [] and ends
+    after `max_sets` sets of operations, and of more than MAX_OPERATIONS operations.
     """
     makers, count = graph.makers(), graph.operations_per_period
     needs = [
         sum({1 << makers[p.tensor] for p in e.inputs if makers.get(p.tensor, count) < count})
         for e in graph.operations[:count]
     ]
-    to_visit: list[tuple[int, list[Phase]]] = [(0, [])]  # operations that ran, as bits; their phases
-    while to_visit:
+    sets_left = max_sets if count <= MAX_OPERATIONS else 0
+
+    def next_phases(ran: int) -> Iterator[tuple[int, list[Phase]]]:
+        """Sets of operations that may run after others as one phase, in both as bits."""
+        nonlocal sets_left
+        # sets grow by an operation whose operands are made before or by the set; so each is seen once
+        to_grow, seen = [0], {0}
+        while to_grow and sets_left > 0:
+            members = to_grow.pop()
+            for v in range(count):
+                grown = members | 1 << v
+                if (ran | members) >> v & 1 or needs[v] & ~(ran | members) or grown in seen:
+                    continue
+                seen.add(grown)
+                to_grow.append(grown)
+            sets_left -= 1
+            if members and (ways := phases_of(frozenset(v for v in range(count) if members >> v & 1))):
+                yield members, ways
+
+    to_visit: list[tuple[int, list[list[Phase]]]] = [(0, [])]  # operations that ran, as bits; their phases
+    known = dict[int, list[tuple[int, list[Phase]]]]()  # by operations that ran
+    while to_visit and sets_left > 0:
         ran, phases = to_visit.pop()
-        left = ~ran & ((1 << count) - 1)
-        if not left:
+        if ran == (1 << count) - 1:
             yield phases
-        subset = left
-        while subset:
-            members = [v for v in range(count) if subset >> v & 1]
-            if not any(needs[v] & ~(ran | subset) for v in members) and (
-                phase := phase_of(frozenset(members))
-            ):
-                to_visit.append((ran | subset, [*phases, phase]))
-            subset = (subset - 1) & left
+            continue
+        if ran not in known:
+            known[ran] = list(next_phases(ran))
+        to_visit += [(ran | members, [*phases, ways]) for members, ways in known[ran]]
+    if sets_left <= 0:
+        yield []
 
 
 def join_readers(
     graph: Graph,
     best: list[Phase],
     cost_of: CostOfOrder,
-    phase_of: Callable[[frozenset[int]], Phase | None],
+    phases_of: Callable[[frozenset[int]], list[Phase]],
     max_orders: int = MAX_ORDERS,
 ) -> list[Phase]:
     """Returns the order after joining pairs of phases that read the same tensor, each where that lowers the
-    cost. At most `max_orders` joins are tried, of long orders fewer. phase_of: as in `every_sequence`.
+    cost. At most `max_orders` joins are tried, of long orders fewer, each in its first way to step.
+    phases_of: as in `every_sequence`.
     """
     min_cost, orders_left = cost_of(best), min(max_orders, MAX_PHASES // max(len(best), 1))
     read = [{p.tensor for p in e.inputs} for e in graph.operations]
@@ -102,9 +186,10 @@ def join_readers(
         for i in reversed(range(at)):
             if reads[i].isdisjoint(reads[at]):
                 continue
-            phase = phase_of(frozenset(chain(*best[i].stages, *best[at].stages)))
-            if phase is None:
+            ways = phases_of(frozenset(chain(*best[i].stages, *best[at].stages)))
+            if not ways:
                 continue
+            phase = ways[0]
             others = [*best[:i], *best[i + 1 : at]]
             order = next(
                 (
@@ -186,7 +271,7 @@ def _unconnected_parts(graph: Graph, makers: Mapping[str, int], phase: Phase) ->
                 root = {w: new if r == old else r for w, r in root.items()}
     for part_root in dict.fromkeys(root.values()):
         stages = (tuple(v for v in stage if root[v] == part_root) for stage in phase.stages)
-        yield Phase(tuple(stage for stage in stages if stage), phase.resident_words, phase.whole_tensors)
+        yield replace(phase, stages=tuple(stage for stage in stages if stage))
 
 
 def _predecessors(graph: Graph, phases: Sequence[Phase]) -> list[set[int]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
-from math import prod
+from itertools import chain, islice, product
+from math import inf, prod
 
 from dse.solve.gogeta import optimum, residency, retention
 from dse.solve.gogeta.accesses import (
@@ -29,12 +29,21 @@ from dse.solve.gogeta.operations import SMALL_WORDS, Graph, accessed_words, grap
 from dse.solve.gogeta.optimum import Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, rereads_of
 from dse.solve.gogeta.residency import Traffic
-from dse.solve.gogeta.sequence import every_sequence, join_readers, search_order
+from dse.solve.gogeta.sequence import (
+    MAX_PHASES,
+    as_numbered,
+    canonical_order,
+    every_sequence,
+    join_readers,
+    reordered,
+    search_order,
+)
 from workloads.einsum import Einsum
 from workloads.graph import Workload
 
-# of graphs of up to so many operations all sequences of phases are tried, if there are at most so many
-MAX_FUSED_OPERATIONS, MAX_SEQUENCES = 8, 5000
+# all sequences of phases are tried, if there are at most so many; of graphs of more than 8 operations, if all
+# of them together have at most MAX_PHASES
+MAX_SEQUENCES = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class TrafficReport:
     # whether no other order or fusion of operations moves fewer words than `optimal`, under the rules of
     # `retention`
     is_minimum: bool = False
+    orders_tried: int = 0  # sequences of phases whose optimum was computed
     published: bool = False  # whether words are counted as in the publication (`CountingRule`)
     overfull_operations: int = 0  # operations of a period that cannot read each operand once
     rereads: Rereads = Rereads(0.0, 0)  # lower bound of the words that these read again; 0: not computed
@@ -106,11 +116,15 @@ class CountingRule:
         policy = residency.policy if self.as_published else retention.policy
         return policy(listed, capacity_words, results_evict, operands_evict)
 
-    def steady(self, lists: Callable[[int], AccessList], periods: int, capacity_words: int) -> Optimum:
+    def steady(
+        self, lists: Callable[[int], AccessList], periods: int, capacity_words: int, settles: bool = False
+    ) -> Optimum:
         """Returns the optimum of `periods` equal periods, computed from a few. lists(n) returns the accesses
-        of n periods.
+        of n periods; settles: whether few tensors are retained in part, of equal plans (not as published).
         """
-        return (optimum.steady if self.as_published else retention.steady)(lists, periods, capacity_words)
+        if self.as_published:
+            return optimum.steady(lists, periods, capacity_words)
+        return retention.steady(lists, periods, capacity_words, settles)
 
     @property
     def small_words(self) -> int:
@@ -156,6 +170,14 @@ def traffic_of(
     def cost(order: Sequence[Phase]) -> float:
         return round(optimum_of(order).cost, 3)
 
+    def rank(order: Sequence[Phase]) -> tuple[float, int, list[list[list[str]]]]:
+        """Returns what is compared of orders: of equal cost fewer phases, then names of results, so that the
+        order of lines decides nothing.
+        """
+        made = [e.output.tensor for e in op_graph.operations]
+        names = [[sorted(made[v] for v in stage) for stage in phase.stages] for phase in order]
+        return cost(order), len(order), names
+
     def policy_traffic(order: Sequence[Phase]) -> Traffic:
         accesses = listed(order, periods)
         return min(
@@ -166,28 +188,38 @@ def traffic_of(
             key=Traffic.words,
         )
 
-    narrower = (
-        phases_within(limit)
-        for limit in (capacity_words // 2, capacity_words // 4, capacity_words // 8, capacity_words // 16, 0)
+    # the search begins in an order that does not depend on that of the lines
+    own_order = canonical_order(unrolled(1))
+    own_graph = reordered(op_graph, own_order)
+    own_phases_within = pipelines_within(
+        own_graph, CLASSIFIERS[method](own_graph), word_bits, counting.small_words
     )
-    # starts of the search; pipelines with fewer resident words leave more space for tensors of later phases
+    # pipelines with fewer resident words leave more space for tensors of later phases
+    parts = (1, 2, 4, 8, 16, inf) if any(phase.resident_words for phase in phases) else (1,)
     starts = [
-        phases,
-        one_by_one(op_graph),
-        *(narrower if any(phase.resident_words for phase in phases) else ()),
+        [as_numbered(phase, own_order) for phase in start]
+        for start in (*(own_phases_within(capacity_words // part) for part in parts), one_by_one(own_graph))
     ]
     single_ops, pipelined_ops = listed(one_by_one(op_graph), periods), listed(phases, periods)
     ideal = single_ops.compulsory_words()
     best = search_order(unrolled(1), min(starts, key=cost), cost, ideal)
+    given = min((phases, one_by_one(op_graph)), key=cost)
+    if cost(given) < cost(best):
+        best = search_order(unrolled(1), given, cost, ideal)
     is_minimum = cost(best) <= ideal
     if not counting.as_published and not is_minimum:
-        phase_of = fused_phases(op_graph, unbarred(op_graph), capacity_words, word_bits)
-        if op_graph.operations_per_period <= MAX_FUSED_OPERATIONS:
-            sequences = list(islice(every_sequence(unrolled(1), phase_of), MAX_SEQUENCES + 1))
-            best = min([best, *sequences[:MAX_SEQUENCES]], key=cost)
-            is_minimum = len(sequences) <= MAX_SEQUENCES
+        phases_of = fused_phases(op_graph, unbarred(op_graph), capacity_words, word_bits)
+        ways = chain.from_iterable(
+            product(*found) if found else [()] for found in every_sequence(unrolled(1), phases_of)
+        )
+        per_period = op_graph.operations_per_period
+        most = MAX_SEQUENCES if per_period <= 8 else min(MAX_SEQUENCES, MAX_PHASES // per_period)
+        sequences = list(islice(ways, most + 1))
+        is_minimum = len(sequences) <= most and () not in sequences
+        if is_minimum:
+            best = min(map(list, [*sequences, tuple(best)]), key=rank)
         else:
-            best = join_readers(unrolled(1), best, cost, phase_of)
+            best = join_readers(unrolled(1), best, cost, phases_of)
     best_policy = min(
         (
             policy_traffic(
@@ -209,13 +241,14 @@ def traffic_of(
         counting.policy(pipelined_ops, capacity_words),
         pipelined_ops.compulsory_words(),
         optimum_of(phases),
-        optimum_of(best),
+        counting.steady(lambda period_count: listed(best, period_count), periods, capacity_words, True),
         best_policy,
         tuple(edges),
         op_graph.operations,
         tuple(phases),
         tuple(best),
         is_minimum,
+        optimum_in.cache_info().currsize,
         counting.as_published,
         overfull_operations(op_graph.operations[: op_graph.operations_per_period], capacity_words, word_bits),
     )
