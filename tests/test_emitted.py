@@ -515,7 +515,7 @@ def test_what_a_schedule_retains_otherwise_than_its_list_is_told_by_sign_and_sta
 
 
 def test_equal_parts_whose_results_others_read_or_not_are_no_equal_parts() -> None:
-    """T -> Y twice, and the second T is read again in a later phase: it goes to main memory, the first not."""
+    """T -> Y twice, and the second T is read again in a later phase: it leaves the chip, the first not."""
     bodies = ("T[m] = relu(X[m])", "Y[m] = gelu(T[m])", "U[m] = relu(V[m])", "W[m] = gelu(U[m])")
     texts = (*bodies, "Z[m] = exp(U[m])")
     w = Workload("twice", tuple(einsum(text, {"m": 48}, f"e{i}") for i, text in enumerate(texts)))
