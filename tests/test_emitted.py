@@ -9,14 +9,21 @@ from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dse.frontend import api, runs
-from dse.sim.einsum.evaluate import Memory, Solution
+from dse.mapper.exact.optimal import optimal
+from dse.mapping.nest import Infeasible
+from dse.mapping.nest import Mapping as Nest
+from dse.mapping.schedule import Schedule
+from dse.sim.einsum.evaluate import Memory, Problem, Solution
+from dse.sim.schedule.faults import faults
 from dse.solve import solve
+from dse.solve.gogeta import emitted
 from dse.solve.gogeta import residency_plan as room
 from dse.solve.gogeta.clusters import between_clusters
 from dse.solve.gogeta.emitted import moved_words
@@ -27,7 +34,7 @@ from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount, some
 from tests.test_schedule_walks import compared
 from workloads import hpc
-from workloads.einsum import einsum
+from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 ROOT = Path(__file__).parents[1]
@@ -411,6 +418,46 @@ def test_what_moves_more_in_a_pipeline_runs_one_by_one() -> None:
     assert memory.moved_words == memory.listed_words
 
 
+def test_a_product_passes_its_result_on_where_its_operand_is_retained() -> None:
+    """CG on ecology1 in 512 KiB a slice: S = A P, then S P. Unless P is on chip, a product that passes S
+    on in tiles reads P once per tile, and none was: 35,863,102 words.
+    """
+    sets = {"sram.capacity": "512 KiB", "solver.schedule": "residency", "solver.factors": "perfect"}
+    found = api.map("cg:matrix=ecology1,iterations=2", "gogeta_clusters", **sets).solution
+    assert ["1.1", "1.2a"] in [[b.einsum for b in s.branches] for s in found.schedule.segments]
+    assert "P_1" in [one.tensor for one in found.schedule.retained if one.share == 1]
+    assert found.memory.moved_words < 34_500_000
+
+
+@pytest.mark.parametrize("name", ["gogeta", "gogeta-df"])
+def test_parts_that_differ_in_names_alone_are_solved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of CG are alike: fewer runs are solved than there are, and the schedule is the one in which each
+    is solved by itself.
+    """
+    arch = replace(SLICES, levels=(SLICES.levels[0], replace(SLICES.levels[1], capacity_bits=8 * 48)))
+    w, count = hpc.cg(rows=24, nnz=72, n=2, iterations=4), 0
+    shared = solved(arch, w, name)
+    key = emitted._part_key
+    solve_run = emitted._run
+
+    def own_key(task: emitted.Task, part: emitted.Phase, *rest: Any) -> tuple[object, ...]:
+        return (key(task, part, *rest), part)
+
+    def counted(task: emitted.Task, run: emitted.Phase) -> Any:
+        nonlocal count
+        count += 1
+        return solve_run(task, run)
+
+    monkeypatch.setattr(emitted, "_run", counted)
+    monkeypatch.setattr(emitted, "_part_key", own_key)
+    alone = solved(arch, w, name)
+    assert str(shared.schedule) == str(alone.schedule)
+    of_all, count = count, 0
+    monkeypatch.setattr(emitted, "_part_key", key)
+    solved(arch, w, name)
+    assert count < of_all / 1.3
+
+
 def test_stages_pass_each_word_through_one_link() -> None:
     """T of 4 x 12 goes from the first cluster to the second one; in slices of rows nothing goes between."""
     texts = ("T[m,n] = relu(X[m,n])", "Y[m,n] = gelu(T[m,n])")
@@ -465,3 +512,21 @@ def test_what_a_schedule_retains_otherwise_than_its_list_is_told_by_sign_and_sta
     assert "with stages retains nothing" in cause_text(less, "capacity_words", staged)
     assert "beyond its list" in cause_text(more, "capacity_words", alone)
     assert "nests read more than once" in cause_text(less, "reread_words", staged)
+
+
+def test_equal_parts_whose_results_others_read_or_not_are_no_equal_parts() -> None:
+    """T -> Y twice, and the second T is read again in a later phase: it leaves the chip, the first not."""
+    bodies = ("T[m] = relu(X[m])", "Y[m] = gelu(T[m])", "U[m] = relu(V[m])", "W[m] = gelu(U[m])")
+    texts = (*bodies, "Z[m] = exp(U[m])")
+    w = Workload("twice", tuple(einsum(text, {"m": 48}, f"e{i}") for i, text in enumerate(texts)))
+    by_name = {e.name: e for e in w.einsums}
+
+    def nests(machine: Arch, e: Einsum) -> Nest | Infeasible:
+        found = optimal(Problem(machine, e, "energy"), "perfect")
+        return found if isinstance(found, Infeasible) else found[0].mapping
+
+    task = emitted.Task(FLAT, w, by_name, {name: i for i, name in enumerate(by_name)}, nests, 8 * 60)
+    found = emitted.segments(task, [(("e0",), ("e1",)), (("e2",), ("e3",)), (("e4",),)], {})
+    assert isinstance(found, list)
+    assert [len(s.branches) for s in found] == [2, 2, 1]
+    assert not faults(FLAT, w, Schedule(tuple(found)))

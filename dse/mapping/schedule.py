@@ -217,6 +217,34 @@ def rename(mapping: Mapping, e: Einsum, to: Einsum | None = None) -> Mapping:
     )
 
 
+def rename_segment(segment: Segment, einsums: Sequence[Einsum], to: Sequence[Einsum]) -> Segment:
+    """Returns a segment of einsums in the names of others that are equal to them, one by one; shared ranks
+    keep their names.
+    """
+    if all(e.name == other.name for e, other in zip(einsums, to, strict=True)):
+        return segment
+    new = {e.name: (e, other) for e, other in zip(einsums, to, strict=True)}
+    new_tensor = {
+        p.tensor: q.tensor
+        for e, other in new.values()
+        for p, q in zip(e.tensors(), other.tensors(), strict=True)
+    }
+
+    def renamed(node: Loop | Store) -> Loop | Store:
+        return replace(node, tensor=new_tensor[node.tensor]) if isinstance(node, Store) else node
+
+    branches = tuple(
+        replace(
+            branch,
+            einsum=new[branch.einsum][1].name,
+            mapping=rename(branch.mapping, *new[branch.einsum]),
+            filled_once=tuple(replace(one, tensor=new_tensor[one.tensor]) for one in branch.filled_once),
+        )
+        for branch in segment.branches
+    )
+    return Segment(branches, tuple(map(renamed, segment.nodes)))
+
+
 def _sort_key(one: Retained) -> tuple[str, str]:
     """Returns the sort key of retained tensors, level before tensor; their order has no meaning."""
     return one.level, one.tensor

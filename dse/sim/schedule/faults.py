@@ -446,7 +446,7 @@ def _retention_faults(arch: Arch, workload: Workload, schedule: Schedule, g: Gra
         elif elsewhere := [
             at
             for at in sorted({g.position[name][0] for name in users})
-            if len(_users(one.tensor, schedule.segments[at], g)) > 1
+            if len({name for name in users if g.position[name][0] == at}) > 1
             and _forwarded_elsewhere(one, schedule.segments[at], g, outer)
         ]:
             yield (
@@ -506,13 +506,16 @@ def shares(one: Retained) -> list[Fraction]:
     return [one.share, *(share for _, share in one.later_shares)]
 
 
-def _users(tensor: str, segment: Segment, g: Graph) -> list[str]:
-    """Returns the einsums of a segment that read or make a tensor, in execution order."""
-    return [
-        b.einsum
-        for b in segment.branches
-        if tensor in {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()}
-    ]
+def _users_of(segment: Segment, g: Graph) -> dict[str, list[tuple[Branch, Einsum, Projection]]]:
+    """Returns, per tensor, the einsums of a segment that read or make it, in execution order, once for each
+    name by which they do.
+    """
+    found: dict[str, list[tuple[Branch, Einsum, Projection]]] = {}
+    for branch in segment.branches:
+        e = g.einsums[branch.einsum]
+        for p in e.tensors():
+            found.setdefault(base_tensor(p.tensor, g.makers), []).append((branch, e, p))
+    return found
 
 
 def _region_faults(segment: Segment, arch: Arch) -> Iterator[str]:
@@ -610,15 +613,10 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
                 )
             tile_of[rank] = loop.tile
     f, order = stage_array(segment, arch), {level.name: v for v, level in enumerate(arch.levels)}
-    home_of = homes(segment)
+    home_of, made = homes(segment), {e.output.tensor for e in einsums}
+    users_of = _users_of(segment, g)
     for tensor, node in home_of.items():
-        users = [
-            (b, e, p)
-            for b, e in zip(segment.branches, einsums, strict=True)
-            for p in e.tensors()
-            if base_tensor(p.tensor, g.makers) == tensor
-        ]
-        is_made = tensor in {e.output.tensor for e in einsums}
+        users, is_made = users_of.get(tensor, []), tensor in made
         if not users or node.level not in order:
             yield (
                 f"store {node.level} {tensor}: no einsum of the segment has such a tensor, or the "
@@ -637,27 +635,25 @@ def _shared_faults(segment: Segment, g: Graph, arch: Arch) -> Iterator[str]:
                 f"than in {users[0][0].einsum}; cut equal dimensions"
             )
     for e in einsums:
-        for later in einsums:
-            names = [p.tensor for p in later.inputs if base_tensor(p.tensor, g.makers) == e.output.tensor]
-            if segment.pipelined and names and e.output.tensor not in names:
+        users = users_of[e.output.tensor]
+        names_of: dict[str, list[str]] = {}
+        for _, later, p in users:
+            if p is not later.output:
+                names_of.setdefault(later.name, []).append(p.tensor)
+        for later_name, names in names_of.items():
+            if segment.pipelined and e.output.tensor not in names:
                 yield (
-                    f"{later.name} reads {e.output.tensor} of {e.name} by another name, which stages do "
+                    f"{later_name} reads {e.output.tensor} of {e.name} by another name, which stages do "
                     "not pass on; put it into a segment of its own"
                 )
-            if not names or later is e:
+            if later_name == e.name:
                 continue
             if e.output.tensor not in home_of:
                 yield (
-                    f"{e.output.tensor} goes from {e.name} to {later.name}, but no storage node above "
+                    f"{e.output.tensor} goes from {e.name} to {later_name}, but no storage node above "
                     f"both holds it; add store LEVEL {e.output.tensor} there"
                 )
-            pairs = zip(segment.branches, einsums, strict=True)
-            for branch, p in [
-                (b, p)
-                for b, one in pairs
-                for p in one.tensors()
-                if base_tensor(p.tensor, g.makers) == e.output.tensor
-            ]:
+            for branch, _, p in users:
                 if cut_rank := [
                     loop.rank for loop in loops if rank_in_branch(loop.rank, branch) not in p.full_ranks()
                 ]:
@@ -693,7 +689,13 @@ def _on_chip_faults(
     """Yields tensors that begin or end on chip, unless the segment passes them on or they are pinned
     weights.
     """
-    home_of, outermost = homes(segment), arch.levels[0].name
+    home_of, outermost, users_of = homes(segment), arch.levels[0].name, _users_of(segment, g)
+    passed_on = {
+        e.output.tensor
+        for branch in segment.branches
+        for e in [g.einsums[branch.einsum]]
+        if e.output.tensor in home_of and len({b.einsum for b, _, _ in users_of[e.output.tensor]}) > 1
+    }
     for branch in segment.branches:
         e = g.einsums[branch.einsum]
         shared, nodes = (
@@ -703,11 +705,7 @@ def _on_chip_faults(
         for p in e.tensors():
             above = [node.level for node in shared if node.tensor == base_tensor(p.tensor, g.makers)]
             level = next(chain(above, (node.level for node in nodes if node.tensor == p.tensor)), outermost)
-            is_passed_on = (
-                p.tensor in home_of
-                and g.makers.get(p.tensor) in {b.einsum for b in segment.branches}
-                and len(_users(p.tensor, segment, g)) > 1
-            )
+            is_passed_on = p.tensor in passed_on
             if level == outermost:
                 continue
             if p is e.output:

@@ -266,8 +266,9 @@ def placed_segments(
         segment_einsums: list[Placed] = []
         # shared node -> footprint in the first einsum that has its tensor
         footprint_of: dict[Store, Footprint] = {}
+        members = _members(segment, g)
         for j in range(len(segment.branches)):
-            one = _place(j, segment, schedule, workload, g, arch, back_to_back)
+            one = _place(j, segment, members, schedule, workload, g, arch, back_to_back)
             shared = [node for node in one.boundary.outer if isinstance(node, Store)]
             filled_before = tuple(row for node in shared if (row := _first_footprint(node, footprint_of, g)))
             one = (
@@ -293,20 +294,45 @@ def _first_footprint(node: Store, footprint_of: dict[Store, Footprint], g: Graph
     return row if row is None or row.tensor == node.tensor else replace(row, tensor=node.tensor, elems=0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """What the branches of a segment have in common."""
+
+    home: dict[str, Store]  # `homes`
+    tensors_of: list[set[str]]  # tensors of each branch
+    # tensor with a shared node -> indices of the branches that have it
+    users: dict[str, list[int]]
+    made: set[str]  # tensors that branches make
+
+
+def _members(segment: Segment, g: Graph) -> _Members:
+    home = homes(segment)
+    tensors_of = [
+        {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches
+    ]
+    users: dict[str, list[int]] = {tensor: [] for tensor in home}
+    for i, tensors in enumerate(tensors_of):
+        for tensor in tensors & home.keys():
+            users[tensor].append(i)
+    return _Members(home, tensors_of, users, {g.einsums[b.einsum].output.tensor for b in segment.branches})
+
+
 def _place(
-    j: int, segment: Segment, schedule: Schedule, workload: Workload, g: Graph, arch: Arch, back_to_back: bool
+    j: int,
+    segment: Segment,
+    members: _Members,
+    schedule: Schedule,
+    workload: Workload,
+    g: Graph,
+    arch: Arch,
+    back_to_back: bool,
 ) -> Placed:
     """Returns branch j of a segment with its boundary. back_to_back: runs follow back to back."""
     branch = segment.branches[j]
     e = g.einsums[branch.einsum]
     f = stage_array(segment, arch)
     order = {level.name: v for v, level in enumerate(arch.levels)}
-    home = homes(segment)
-    # tensors of each branch; for each tensor with a shared node, the indices of the branches that have it
-    tensors_of = [
-        {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].tensors()} for b in segment.branches
-    ]
-    users = {tensor: [i for i, tensors in enumerate(tensors_of) if tensor in tensors] for tensor in home}
+    home, tensors_of, users = members.home, members.tensors_of, members.users
     outer: list[Loop | Store] = []
     home_nodes: list[Store] = []
     remote: list[tuple[str, str, int | Fraction]] = []
@@ -350,9 +376,7 @@ def _place(
     forwarded = {
         t
         for t, user_indices in users.items()
-        if len(user_indices) > 1
-        and order[home[t].level]
-        and g.makers.get(t) in {b.einsum for b in segment.branches}
+        if len(user_indices) > 1 and order[home[t].level] and t in members.made
     }
     retained_here = [one for one in schedule.retained if one.tensor in tensors_of[j]]
     retained = [

@@ -23,7 +23,7 @@ from itertools import product
 
 from dse.mapping.nest import Infeasible, Loop, Store, role
 from dse.mapping.nest import Mapping as Nest
-from dse.mapping.schedule import Branch, Schedule, Segment
+from dse.mapping.schedule import Branch, Schedule, Segment, rename_segment
 from dse.sim.counts.counts import tile_bits
 from dse.sim.einsum import boundary
 from dse.sim.einsum.cost import node_bits
@@ -32,7 +32,7 @@ from dse.sim.schedule.faults import faults
 from dse.solve.gogeta.residency_plan import Lifetime, ResidencyProblem
 from hw.arch import Arch
 from workloads.einsum import Einsum, Projection
-from workloads.graph import Workload, base_tensor
+from workloads.graph import AGAIN, Workload, base_tensor
 
 Nests = Callable[[Arch, Einsum], Nest | Infeasible]  # returns a nest of an einsum on a machine
 Operation = tuple[str, ...]  # names of its einsums
@@ -40,6 +40,7 @@ Phase = tuple[Operation, ...]
 # by (einsum, tensor): machine words that move from and to the outermost level
 MovedWords = Mapping[tuple[str, str], float]
 MAX_FORWARDED_SHARE = 0.5  # maximum share of a segment's bits for forwarded tiles
+MAX_ONE_BY_ONE = 32  # operations of a part of a phase that join runs one by one
 MAX_TILES = 6  # of a shared loop that are compared
 MAX_HELD_SHARE = 0.75  # maximum share of a segment's bits for forwarded tiles and tensors held whole together
 
@@ -85,74 +86,139 @@ class Task:
     # returns the segment of operations that run at once, each on clusters of its own (`clusters.stages`);
     # None: all operations use all clusters, one after the other
     stages: Callable[[Task, Sequence[str]], Segment | None] | None = None
+    # (einsum, tensor that it reads): taken to be on chip when the einsum begins, so that it moves no words
+    retained: frozenset[tuple[str, str]] = frozenset()
 
     def named(self, names: Iterable[str]) -> list[Einsum]:
         """Returns einsums in the order of the workload."""
         return [self.by_name[name] for name in sorted(set(names), key=self.position.__getitem__)]
 
 
-# by (operations of a part of a phase, bits of the level that they may use, whether they run as stages): their
-# segments
-EmittedParts = dict[tuple[Phase, int, bool], list[Segment] | Infeasible]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Segments of operations that may share a loop. names: of their einsums; words_apart: main-memory words
+    of the operations one by one, if they do share one, else 0.
+    """
+
+    names: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    words_apart: float = 0.0
+
+
+# by (operations of a part of a phase, and what of them is taken to be retained, up to names; bits of the
+# level that they may use; whether they run as stages): the einsums of the first such part, and their runs
+EmittedParts = dict[tuple[object, int, bool], tuple[list[Einsum], list[_Run] | Infeasible]]
 
 
 def segments(task: Task, phases: Sequence[Phase], emitted: EmittedParts) -> list[Segment] | Infeasible:
-    """Returns the segments of all phases, Infeasible if an einsum does not fit. emitted: those found before,
-    for the same arch, workload and nests; what is found is added.
+    """Returns the segments of all phases, Infeasible if an einsum does not fit. Of parts that differ in names
+    only the first is solved. emitted: those found before, for the same arch, workload and nests; what is
+    found is added.
     """
     found: list[Segment] = []
+    made = {e.output.tensor for e in task.workload.einsums}
+    readers: dict[str, set[str]] = defaultdict(set)
+    for e in task.workload.einsums:
+        for p in e.inputs:
+            readers[base_tensor(p.tensor, made)].add(e.name)
     for part in (part for phase in phases for part in _connected_parts(phase, task.by_name)):
-        key = part, task.bits, task.stages is not None
-        if key not in emitted:
-            emitted[key] = _segments_of_part(task, part)
-        own = emitted[key]
-        if isinstance(own, Infeasible):
-            return own
-        found += own
+        key, einsums = _part_key(task, part, made, readers), task.named(_einsum_names(part))
+        if (key, task.bits, False) not in emitted:
+            emitted[key, task.bits, False] = einsums, _runs_of_part(task, part)
+        first, runs = emitted[key, task.bits, False]
+        if isinstance(runs, Infeasible):
+            new_name = {e.name: to.name for e, to in zip(first, einsums, strict=True)}
+            return replace(runs, einsum=new_name.get(runs.einsum, runs.einsum))
+        if task.stages and (key, task.bits, True) not in emitted:
+            emitted[key, task.bits, True] = first, [_staged(task, run) for run in runs]
+        first, runs = emitted[key, task.bits, task.stages is not None]
+        assert not isinstance(runs, Infeasible)
+        found += [rename_segment(segment, first, einsums) for run in runs for segment in run.segments]
     return found
 
 
-def _segments_of_part(task: Task, part: Phase) -> list[Segment] | Infeasible:
+def _part_key(
+    task: Task, part: Phase, made: Collection[str], readers: Mapping[str, Collection[str]]
+) -> tuple[object, ...]:
+    """Returns a key that is the same for operations that differ in names of einsums and tensors only. made:
+    tensors that einsums of the workload make; readers: of each tensor, the einsums that read it.
+    """
+    einsums = task.named(_einsum_names(part))
+    place, number = {e.name: i for i, e in enumerate(einsums)}, dict[str, int]()
+    results = {result for result, _ in task.workload.loop_state}
+
+    def anonymous(p: Projection) -> Projection:
+        base = AGAIN.sub("", p.tensor)
+        return replace(p, tensor=f"{number.setdefault(base, len(number))}{p.tensor[len(base) :]}")
+
+    return (
+        tuple(tuple(place[name] for name in names) for names in part),
+        tuple(e.map_projections(anonymous, name="") for e in einsums),
+        tuple(
+            (
+                p.tensor in made,
+                p.tensor in results,
+                p.tensor in task.workload.weights,
+                set(place).issuperset(readers.get(p.tensor, ())),
+                (e.name, p.tensor) in task.retained,
+            )
+            for e in einsums
+            for p in e.tensors()
+        ),
+    )
+
+
+def _runs_of_part(task: Task, part: Phase) -> list[_Run] | Infeasible:
     """Returns the segments of operations of a phase that tensors connect."""
-    found: list[Segment] = []
+    found: list[_Run] = []
     for run in _joined_runs(task, part):
-        own = _segments_of_run(task, run)
+        own = _run(task, run)
         if isinstance(own, Infeasible):
             return own
-        found += own
+        found.append(own)
     return found
 
 
-def _segments_of_run(task: Task, run: Phase) -> list[Segment] | Infeasible:
+def _run(task: Task, run: Phase) -> _Run | Infeasible:
     """Returns the segments of operations that may share a loop: one of all of them, unless they move fewer
     words one by one, or none fits; then one or several of each operation.
     """
-    fused = _fused_segment(task, _einsum_names(run))
+    names = tuple(_einsum_names(run))
+    fused = _fused_segment(task, names)
     single: list[Segment] = []
     if fused and len(run) == 1:  # an operation alone: a product and its sum
-        return [fused]
-    for names in run:
-        own = _fused_segment(task, names) if len(names) > 1 else None
+        return _Run(names, (fused,))
+    for operation in run:
+        own = _fused_segment(task, operation) if len(operation) > 1 else None
         if own:
             single.append(own)
             continue
-        for e in task.named(names):
+        for e in task.named(operation):
             nest = task.nests(with_capacity(task.arch, task.bits), e)
             if isinstance(nest, Infeasible):
-                return [fused] if fused else nest
+                return _Run(names, (fused,)) if fused else nest
             single.append(Segment((Branch(e.name, nest),)))
-    is_worse = fused and _words_of(task, [fused]) > _words_of(task, single)
-    staged = task.stages(task, _einsum_names(run)) if task.stages and fused and not is_worse else None
-    if staged and is_valid(task, staged) and _words_of(task, [staged]) <= _words_of(task, single):
-        return [staged]
-    return [fused] if fused and not is_worse else single
+    words_apart = _words_of(task, single)
+    is_worse = fused and _words_of(task, [fused]) > words_apart
+    return _Run(names, (fused,), words_apart) if fused and not is_worse else _Run(names, tuple(single))
+
+
+def _staged(task: Task, run: _Run) -> _Run:
+    """Returns a run with its operations as stages, if they share a loop and move no more words so than one by
+    one.
+    """
+    staged = task.stages(task, run.names) if task.stages and run.words_apart else None
+    is_better = staged and is_valid(task, staged) and _words_of(task, [staged]) <= run.words_apart
+    return replace(run, segments=(staged,)) if staged and is_better else run
 
 
 def _words_of(task: Task, parts: Sequence[Segment]) -> float:
-    """Returns the main-memory words of segments, if nothing is retained between them."""
+    """Returns the main-memory words of segments, if nothing is retained between them but `task.retained`."""
     return sum(
-        sum(moved_words(task.arch, _of_segment(task, segment), Schedule((segment,))).values())
+        words
         for segment in parts
+        for key, words in moved_words(task.arch, _of_segment(task, segment), Schedule((segment,))).items()
+        if key not in task.retained
     )
 
 
@@ -167,13 +233,19 @@ def _einsum_names(part: Sequence[Operation]) -> list[str]:
 
 def _joined_runs(task: Task, part: Phase) -> list[Phase]:
     """Returns operations in their order, grouped into runs: an operation joins the run before it if they can
-    share one loop, or else its products do so without the sum that reads them.
+    share one loop, or else its products do so without the sum that reads them. Of more than MAX_ONE_BY_ONE
+    operations all are tried first.
     """
     found: list[list[Operation]] = []
 
+    def share_a_loop(names: Sequence[str]) -> bool:
+        return any(_best_loop(task, names, inside) for inside in (False, True))
+
     def joins(names: Operation) -> bool:
-        run = [*_einsum_names(found[-1]), *names] if found else []
-        return any(_best_loop(task, run, inside) for inside in (False, True)[: bool(run) * 2])
+        return bool(found) and share_a_loop([*_einsum_names(found[-1]), *names])
+
+    if len(part) > MAX_ONE_BY_ONE and share_a_loop(_einsum_names(part)):
+        return [part]
 
     for names in part:
         if joins(names):
@@ -262,17 +334,24 @@ def _best_loop(task: Task, names: Sequence[str], stands_inside: bool = False) ->
     """
     if len(names) < 2:
         return None
-    arch, einsums = task.arch, task.named(names)
+    einsums = task.named(names)
     classes = loop_ranks(einsums)
     found = [
         shared_loop
         for rank_of, unrolled_of in product(classes, classes)
-        if (shared_loop := _loop_over(arch, einsums, rank_of, unrolled_of, task.bits, stands_inside))
+        if (shared_loop := _loop_over(task, einsums, rank_of, unrolled_of, stands_inside))
     ]
     best = min(found, key=lambda one: (one.words, one.unrolled_of != one.rank_of, one.bits), default=None)
     return (
         best
-        if best and best.words <= sum(_tensor_words(p, arch) for e in einsums for p in e.tensors())
+        if best
+        and best.words
+        <= sum(
+            _tensor_words(p, task.arch)
+            for e in einsums
+            for p in e.tensors()
+            if (e.name, p.tensor) not in task.retained
+        )
         else None
     )
 
@@ -317,31 +396,35 @@ def _ranks_through(
                     and not a.offset
                     and not b.offset
                 ):
-                    joined = group[name, a.terms[0][0]] | group[e.name, b.terms[0][0]]
-                    for member in joined:
-                        group[member] = joined
-    sizes = {e.name: e.sizes() for e in einsums}
-    found = {tuple(sorted(members)) for members in group.values()}
+                    less, more = sorted((group[name, a.terms[0][0]], group[e.name, b.terms[0][0]]), key=len)
+                    more |= less
+                    group |= dict.fromkeys(less, more)
+    sizes, place = {e.name: e.sizes() for e in einsums}, {e.name: i for i, e in enumerate(einsums)}
+
+    def in_order(members: Iterable[tuple[str, str]]) -> list[tuple[int, str]]:
+        return sorted((place[name], rank) for name, rank in members)
+
+    distinct = {id(members): members for members in group.values()}.values()
     return [
-        dict(members)
-        for members in sorted(found)
-        if len(members) == len(einsums) == len({name for name, _ in members})
-        and len({sizes[name][rank] for name, rank in members}) == 1
+        {einsums[i].name: rank for i, rank in members}
+        for members in sorted(map(in_order, distinct))
+        if len(members) == len(einsums) == len({i for i, _ in members})
+        and len({sizes[einsums[i].name][rank] for i, rank in members}) == 1
     ]
 
 
 def _loop_over(
-    arch: Arch,
+    task: Task,
     einsums: Sequence[Einsum],
     rank_of: Mapping[str, str],
     unrolled_of: Mapping[str, str],
-    bits: int,
     stands_inside: bool,
 ) -> _SharedLoop | None:
     """Returns the shared loop over ranks `rank_of`, below one over ranks `unrolled_of` on the PEs outside of
     the level, with the largest tile that fits, and its traffic; None: no tile fits, a forwarded tensor lacks
     a rank, or there are no PEs for another rank. stands_inside: as in `_best_loop`.
     """
+    arch, bits, retained = task.arch, task.bits, task.retained
     dim, pes = max(
         ((name, size) for f in arch.fanouts if f.outside <= 1 for name, size in f.dims),
         key=lambda pair: pair[1],
@@ -402,6 +485,9 @@ def _loop_over(
         used_bits, trips = forwarded_bits(tile) + resident_bits(tile), -(-extent // tile)
         held_whole, words = list[str](), 0.0
         for tensor, uses in sorted(users.items(), key=lambda item: item[1][0][1].stored_bits(arch.word_bits)):
+            uses = [(e, p) for e, p in uses if (e.name, p.tensor) not in retained]
+            if not uses:
+                continue
             if tensor in forwarded:
                 words += _tensor_words(uses[0][1], arch) if tensor not in made else 0
                 continue
@@ -491,7 +577,7 @@ def tensors_outside(workload: Workload, einsums: Sequence[Einsum], forwarded: Se
     read_later = {
         base_tensor(p.tensor, made) for e in workload.einsums if e.name not in names for p in e.inputs
     } | {result for result, _ in workload.loop_state}
-    tensors = dict.fromkeys(base_tensor(p.tensor, forwarded) for e in einsums for p in e.tensors())
+    tensors = dict.fromkeys(base_tensor(p.tensor, {*made, *forwarded}) for e in einsums for p in e.tensors())
     return [t for t in tensors if t not in inside or t in read_later]
 
 
@@ -547,8 +633,12 @@ def _segment(task: Task, einsums: Sequence[Einsum], shared_loop: _SharedLoop) ->
 
 def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWords:
     """Returns the words that move from and to the outermost level, by (einsum, tensor)."""
+    return _moved_words(arch, placed.placed_segments(arch, workload, schedule))
+
+
+def _moved_words(arch: Arch, placed_segments: Sequence[Sequence[placed.Placed]]) -> MovedWords:
     outer, found = arch.levels[0].name, defaultdict[tuple[str, str], float](float)
-    for stage in (stage for stages in placed.placed_segments(arch, workload, schedule) for stage in stages):
+    for stage in (stage for stages in placed_segments for stage in stages):
         bits = {p.tensor: p.bits or arch.word_bits for p in stage.einsum.tensors()}
         nest = boundary.whole_nest(stage.boundary, stage.nest)
         for row in boundary.counted(stage.boundary, nest, stage.einsum, stage.arch).rows:
@@ -558,65 +648,88 @@ def moved_words(arch: Arch, workload: Workload, schedule: Schedule) -> MovedWord
 
 
 def residency_problem(
-    arch: Arch, workload: Workload, schedule: Schedule, unretained_words: MovedWords
-) -> ResidencyProblem:
-    """Returns the problem of which tensors to retain between the segments of a schedule that retains none.
-    unretained_words: `moved_words` of that schedule.
+    arch: Arch, workload: Workload, schedule: Schedule
+) -> tuple[MovedWords, ResidencyProblem, ResidencyProblem]:
+    """Returns, of a schedule that retains nothing, `moved_words`, and the problem of which tensors to retain
+    between its segments: without those of which a reader fetches less than a later one reads
+    (`placed.bypasses_retained`), and with those of them that the workload makes, in one share.
     """
     g, level = placed.graph(workload, schedule), arch.levels[1]
+    placed_segments = placed.placed_segments(arch, workload, schedule)
+    unretained_words = _moved_words(arch, placed_segments)
     assert level.capacity_bits is not None
     free_bits = [
         level.capacity_bits
         - max(need.get(level.name, 0) for need in graph.required_bits(segment, stages, arch))
-        for segment, stages in zip(
-            schedule.segments, placed.placed_segments(arch, workload, schedule), strict=True
-        )
+        for segment, stages in zip(schedule.segments, placed_segments, strict=True)
     ]
     run_once = {e.name for e, n in workload.runs() if n == 1}
     words_of: dict[tuple[str, str], float] = defaultdict(float)
     for (name, tensor), n in unretained_words.items():
         words_of[name, base_tensor(tensor, g.makers)] += n
-    excluded = {
+    bypassed = {
         t
         for segment in schedule.segments
         for b in segment.branches
         for t in {base_tensor(p.tensor, g.makers) for p in g.einsums[b.einsum].inputs}
         if placed.bypasses_retained(t, b, segment, g, arch.levels[0].name)
     }
-    excluded |= {  # an einsum has them in a role that may not stand there
+    misplaced = {  # an einsum has them in a role that may not stand there
         base_tensor(p.tensor, g.makers)
         for e in workload.einsums
         for p in e.tensors()
         if role(e, p.tensor) not in level.may_keep
     }
-    lives = [life for life in _lives(arch, g, words_of, run_once) if life.tensor not in excluded]
-    lives.sort(key=lambda life: life.tensor)
-    heirs: list[tuple[int, str, str]] = []
+    every = sorted(_lives(arch, g, words_of, run_once), key=lambda life: life.tensor)
+    every = [life for life in every if life.tensor not in misplaced]
+    lives = [life for life in every if life.tensor not in bypassed]
+    tiles = tuple(_spared_tiles(arch, placed_segments, {life.tensor for life in lives}, g))
+
+    def problem_of(lives: Sequence[Lifetime]) -> ResidencyProblem:
+        return ResidencyProblem(tuple(lives), tuple(free_bits), tuple(_heirs(lives, schedule, g)), tiles)
+
+    in_one_share = [
+        _in_one_share(life) if life.tensor in bypassed else life
+        for life in every
+        if life.tensor not in bypassed or life.is_produced
+    ]
+    problem = problem_of(lives)
+    return unretained_words, problem, problem_of(in_one_share) if in_one_share != lives else problem
+
+
+def _heirs(lives: Sequence[Lifetime], schedule: Schedule, g: placed.Graph) -> Iterator[tuple[int, str, str]]:
+    """Yields (segment, old tensor, new tensor) where the new one may take the place of the old one."""
     for segment_index, segment in enumerate(schedule.segments):
         # `stops` of a lifetime: the segments that make or read the tensor
         last_used = [life.tensor for life in lives if life.stops[-1] == segment_index]
         for new in (life.tensor for life in lives if life.is_produced and life.stops[0] == segment_index):
             if old := next((old for old in last_used if placed.reuses_space(old, new, segment, g)), None):
                 last_used.remove(old)
-                heirs.append((segment_index, old, new))
-    tiles = _spared_tiles(arch, workload, schedule, {life.tensor for life in lives}, g)
-    return ResidencyProblem(tuple(lives), tuple(free_bits), tuple(heirs), tuple(tiles))
+                yield segment_index, old, new
+
+
+def _in_one_share(life: Lifetime) -> Lifetime:
+    """Returns the lifetime of a tensor that is retained in one share from the einsum that makes it to the
+    last that reads it: none of those between brings in more of it.
+    """
+    return replace(
+        life,
+        stops=(life.stops[0], life.stops[-1]),
+        last=(life.last[0], life.last[-1]),
+        moved_words=(life.moved_words[0], sum(life.moved_words[1:])),
+    )
 
 
 def _spared_tiles(
-    arch: Arch, workload: Workload, schedule: Schedule, tensors: Collection[str], g: placed.Graph
+    arch: Arch, placed_segments: Sequence[Sequence[placed.Placed]], tensors: Collection[str], g: placed.Graph
 ) -> Iterator[tuple[int, str, int]]:
     """Yields (segment, tensor, bits) for segments of a single einsum: the bits of each tile at the retention
     level whose space is free if the tensor is retained whole. No tiles are yielded if the level is sliced
     over PEs, nor for the segment that is the first to load an input.
     """
     level = arch.levels[1]
-    for segment_index, (segment, stages) in enumerate(
-        zip(schedule.segments, placed.placed_segments(arch, workload, schedule), strict=True)
-    ):
-        for stage in (
-            stages if len(segment.branches) == 1 and not boundary.is_sliced(level.name, arch) else ()
-        ):
+    for segment_index, stages in enumerate(placed_segments):
+        for stage in stages if len(stages) == 1 and not boundary.is_sliced(level.name, arch) else ():
             rows = [
                 row
                 for row in boundary.node_footprints(

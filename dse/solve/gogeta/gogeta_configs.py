@@ -56,7 +56,8 @@ class _Unretained:
 
     schedule: Schedule
     words: MovedWords  # main-memory words that it moves
-    problem: ResidencyProblem  # what may be retained
+    problem: ResidencyProblem  # what policies may retain
+    every: ResidencyProblem  # what the linear program may: also tensors that are retained in one share or not
 
 
 @dataclass(slots=True)
@@ -68,10 +69,11 @@ class Emitted:
     # by machine and canonical key: an einsum, and its nest
     nests: dict[tuple[Arch, str], tuple[Einsum, Nest | Infeasible]] = field(default_factory=dict)
     parts: emitted.EmittedParts = field(default_factory=dict)
-    # by phases, bits of the level in which their segments work, and whether operations run as stages
-    schedules: dict[tuple[tuple[emitted.Phase, ...], int, bool], _Unretained | Infeasible] = field(
-        default_factory=dict
-    )
+    # by phases, bits of the level in which their segments work, whether operations run as stages, and what is
+    # taken to be retained
+    schedules: dict[
+        tuple[tuple[emitted.Phase, ...], int, bool, frozenset[tuple[str, str]]], _Unretained | Infeasible
+    ] = field(default_factory=dict)
     report: TrafficReport | None = None  # of the workload on the first on-chip level, edges corrected
 
     def clear(self) -> None:
@@ -154,36 +156,41 @@ def solve_configuration(
     by_name = {e.name: e for e in workload.einsums}
     position = {e_name: i for i, e_name in enumerate(by_name)}
 
-    def task_at(bits: int) -> emitted.Task:
-        stages = clusters.stages if configuration.staged else None
-        return emitted.Task(arch, workload, by_name, position, nests, bits, stages)
-
     listed = counting_rule(name).to_access_list(op_graph, configuration.phase_orders[0], arch.word_bits)
     attempts: list[_Attempt] = []
     first_infeasible: Infeasible | None = None
     fractions = LEVEL_FRACTIONS if len(workload.einsums) <= MAX_EINSUMS else FEW_FRACTIONS
+    stages = clusters.stages if configuration.staged else None
+    # slices retain nothing where links have a price
+    policy = residency_plan.seq_flex if arch.prices_networks() else configuration.retention_policy
+
+    def attempt_with(
+        phases: tuple[emitted.Phase, ...], bits: int, retained: frozenset[tuple[str, str]] = frozenset()
+    ) -> _Attempt | Infeasible:
+        key = phases, bits, configuration.staged, retained
+        if key not in known.schedules:
+            task = emitted.Task(arch, workload, by_name, position, nests, bits, stages, retained)
+            known.schedules[key] = _unretained(task, phases, known)
+        return _attempt(known.schedules[key], policy, phases, bits)
+
     for fraction, phase_order in product(fractions, configuration.phase_orders):
         if attempts and deadline.has_passed():
             break
         bits = arch.levels[1].capacity_bits // fraction
-        phases = _named(workload, op_graph, phase_order)
-        key = phases, bits, configuration.staged
-        if key not in known.schedules:
-            known.schedules[key] = _unretained(task_at(bits), phases, known.parts)
-        # slices retain nothing where links have a price
-        policy = residency_plan.seq_flex if arch.prices_networks() else configuration.retention_policy
-        attempt = _attempt(known.schedules[key], policy)
+        attempt = attempt_with(_named(workload, op_graph, phase_order), bits)
         if isinstance(attempt, Infeasible):
             first_infeasible = first_infeasible or attempt
         else:
             attempts.append(attempt)
     if first_infeasible and not attempts:
         return first_infeasible
-    # most pipelines first, where operations are to run as stages
-    best = min(
-        attempts,
-        key=lambda attempt: (-sum(one.pipelined for one in attempt.schedule.segments), attempt.words),
-    )
+    # once more for what was retained: pipelines that read it may move fewer words than operations one by one
+    if policy is None and len(workload.einsums) <= MAX_EINSUMS:
+        for one in tuple(attempts):
+            if any(len(phase) > 1 for phase in one.phases) and (retained := _found_whole(workload, one)):
+                again = None if deadline.has_passed() else attempt_with(one.phases, one.bits, retained)
+                attempts += [again] if isinstance(again, _Attempt) else []
+    best = min(attempts, key=_Attempt.rank)
     schedule = Schedule(
         best.schedule.segments, residency_plan.to_retained(best.problem, best.gaps, arch.levels[1].name)
     )
@@ -286,6 +293,8 @@ def _difference_text(memory: Memory, schedule: Schedule) -> str:
 class _Attempt:
     """A schedule that was tried."""
 
+    phases: tuple[emitted.Phase, ...]
+    bits: int  # of the level, in which segments work
     schedule: Schedule  # without retained tensors
     unretained_words: MovedWords  # main-memory words of `schedule`
     problem: ResidencyProblem
@@ -293,6 +302,12 @@ class _Attempt:
     words: float  # main-memory words if these are retained
     saved_per_bit: float  # words fewer if every instance of the level had one more bit
     proven: bool  # whether `gaps` is the optimum of `problem`
+
+    def rank(self) -> tuple[int, float]:
+        """Returns what the best attempt has the least of: most pipelines first, where operations are to run
+        as stages.
+        """
+        return -sum(one.pipelined for one in self.schedule.segments), self.words
 
 
 def _named(workload: Workload, op_graph: Graph, order: Sequence[Phase]) -> tuple[emitted.Phase, ...]:
@@ -302,30 +317,63 @@ def _named(workload: Workload, op_graph: Graph, order: Sequence[Phase]) -> tuple
 
 
 def _unretained(
-    task: emitted.Task, phases: Sequence[emitted.Phase], parts: emitted.EmittedParts
+    task: emitted.Task, phases: tuple[emitted.Phase, ...], known: Emitted
 ) -> _Unretained | Infeasible:
-    """Returns the schedule of one order of phases that retains nothing. parts: those emitted before."""
-    found = emitted.segments(task, phases, parts)
+    """Returns the schedule of one order of phases that retains nothing. known: what was emitted before."""
+    found = emitted.segments(task, phases, known.parts)
     if isinstance(found, Infeasible):
         return found
     schedule = Schedule(tuple(found))
-    words = moved_words(task.arch, task.workload, schedule)
-    return _Unretained(schedule, words, residency_problem(task.arch, task.workload, schedule, words))
+    # segments may be the same whatever is taken to be retained
+    plain = known.schedules.get((phases, task.bits, task.stages is not None, frozenset()))
+    if isinstance(plain, _Unretained) and plain.schedule == schedule:
+        return plain
+    return _Unretained(schedule, *residency_problem(task.arch, task.workload, schedule))
+
+
+def _found_whole(workload: Workload, attempt: _Attempt) -> frozenset[tuple[str, str]]:
+    """Returns (einsum, tensor that it reads) for all that einsums find retained whole."""
+    segment_of = {b.einsum: i for i, one in enumerate(attempt.schedule.segments) for b in one.branches}
+    made = {e.output.tensor for e in workload.einsums}
+    whole_in = {  # (before, after): segments after the one, up to the other, find all of the tensor
+        life.tensor: [
+            (before, after)
+            for before, after, elems in zip(
+                life.stops, life.stops[1:], attempt.gaps.get(life.tensor, ()), strict=False
+            )
+            if elems == life.size
+        ]
+        for life in attempt.problem.lives
+    }
+    return frozenset(
+        (e.name, p.tensor)
+        for e in workload.einsums
+        for p in e.inputs
+        if any(
+            before < segment_of[e.name] <= after
+            for before, after in whole_in.get(base_tensor(p.tensor, made), ())
+        )
+    )
 
 
 def _attempt(
-    found: _Unretained | Infeasible, retention_policy: RetentionPolicy | None
+    found: _Unretained | Infeasible,
+    retention_policy: RetentionPolicy | None,
+    phases: tuple[emitted.Phase, ...],
+    bits: int,
 ) -> _Attempt | Infeasible:
     """Returns the schedule with what the policy (None: the linear program) retains."""
     if isinstance(found, Infeasible):
         return found
-    problem = found.problem
     if any(segment.pipelined for segment in found.schedule.segments):  # nothing is retained beside stages
         retention_policy = residency_plan.seq_flex
+    problem = found.problem if retention_policy else found.every
     optimum = residency_plan.minimum(problem) if retention_policy is None else None
     gaps = optimum.retained if optimum else retention_policy(problem) if retention_policy else {}
     fixed_words = sum(found.words.values()) - sum(sum(life.moved_words) for life in problem.lives)
     return _Attempt(
+        phases,
+        bits,
         found.schedule,
         found.words,
         problem,

@@ -12,7 +12,7 @@ from dse.sim.einsum.evaluate import Solution
 from dse.sim.fronts import Objective
 from dse.sim.schedule import placed
 from dse.sim.schedule.graph import evaluate
-from dse.solve.gogeta.emitted import moved_words, residency_problem
+from dse.solve.gogeta.emitted import residency_problem
 from dse.solve.gogeta.residency_plan import minimum, to_retained
 from dse.solve.schedules.fusible_segments import fusing_levels
 from hw.arch import Arch
@@ -34,7 +34,7 @@ def with_parts(arch: Arch, workload: Workload, solution: Solution, objective: Ob
     # where a tensor is retained and passed on no fill stalls are counted
     passed_on = {node.tensor for node in shared if node.level != arch.levels[0].name}
     g, left_out = placed.graph(workload, schedule), {one.tensor for one in schedule.retained} | passed_on
-    problem = residency_problem(arch, workload, schedule, moved_words(arch, workload, schedule))
+    _, problem, _ = residency_problem(arch, workload, schedule)
     taken = (placed.retained_bits(i, schedule, g, arch) for i in range(len(schedule.segments)))
     problem = replace(
         problem,

@@ -25,7 +25,7 @@ from dse.mapper.baselines.cost_descending import smallest_mapping
 from dse.mapping.classes import reads_as_written
 from dse.mapping.constraints import FREE
 from dse.mapping.nest import Infeasible, Loop, Store
-from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename
+from dse.mapping.schedule import Branch, Region, Schedule, Segment, rename, rename_segment
 from dse.mapping.searched import Mappings, Space, encoded, mappings_of, tile_counts
 from dse.mapping.trips import trips
 from dse.sim.counts.actions import bits_of
@@ -510,32 +510,19 @@ def memo_isomorphic(g: PipelineSearch, r: Range, solve: Callable[[], Option | No
     if solved_range == r or not option:
         return option
     solved_einsums, einsums = (g.workload.einsums[each.first : each.last + 1] for each in (solved_range, r))
-    new_name = {
-        a.tensor: b.tensor
-        for e, other in zip(solved_einsums, einsums, strict=True)
-        for a, b in zip(e.tensors(), other.tensors(), strict=True)
-    }
 
     def renamed(way: Option) -> Option:
-        nodes = tuple(
-            replace(node, tensor=new_name[node.tensor])
-            if isinstance(node, Store)
-            else replace(node, rank=r.ranks[0])
-            for node in way.segment.nodes
+        segment = rename_segment(way.segment, solved_einsums, einsums)
+        return replace(
+            way,
+            segment=Segment(
+                tuple(replace(branch, ranks=_loop_names(r, j)) for j, branch in enumerate(segment.branches)),
+                tuple(
+                    replace(node, rank=r.ranks[0]) if isinstance(node, Loop) else node
+                    for node in segment.nodes
+                ),
+            ),
         )
-        branches = tuple(
-            replace(
-                branch,
-                einsum=to.name,
-                mapping=rename(branch.mapping, e, to),
-                ranks=_loop_names(r, j),
-                filled_once=tuple(replace(one, tensor=new_name[one.tensor]) for one in branch.filled_once),
-            )
-            for j, (branch, e, to) in enumerate(
-                zip(way.segment.branches, solved_einsums, einsums, strict=True)
-            )
-        )
-        return replace(way, segment=Segment(branches, nodes))
 
     return option.changed(renamed)
 
