@@ -28,6 +28,7 @@ from hw.arch import (
     Memory,
     Node,
     Slot,
+    Stored,
     family_of,
     fields_of,
 )
@@ -66,12 +67,12 @@ class Columns:
     # [D, V] the same, or all dimensions for a level of which PEs share instances (`Fanout.shared`)
     around: NDArray[np.bool_]
     gated: NDArray[np.bool_]  # [roles] whether zeros of operands of a role are gated (`Compute.gates`)
+    formats: tuple[tuple[Stored, ...], ...]  # how each level stores tensors with zeros (`Level.formats`)
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
     # [n, V, roles] bits of an element by role, in the order of ROLES (`Level.bits`); 0: as elsewhere
     elem_bits: Ints
-    formats: NDArray[np.object_]  # [n, V] how a level stores tensors with zeros (`Level.formats`)
     separate: NDArray[np.bool_]  # [n, V] whether reads and writes have separate ports
     latency_ns: Floats  # [n, V] from a request to its first word
     # [n, V, roles] where a level says which port serves what: the port of reads of inputs, of writes of
@@ -154,9 +155,9 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
     """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`,
-    `around` and `gated`, which are the same in all, stay.
+    `around`, `gated` and `formats`, which are the same in all, stay.
     """
-    first, names = groups[0], [one.name for one in fields(Columns)[3:]]
+    first, names = groups[0], [one.name for one in fields(Columns)[4:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
         for name in names
@@ -243,7 +244,7 @@ class Table:
         gives_vdd = template.vdd is not None or "vdd" in keys
         # False: the template's order of nodes is faulty, so that no machine can be built
         self.sound = not any(order_faults([outline(node) for node in template.nodes]))
-        families = self.families = dict[object, int]()  # what the family of a node is, and its number
+        families: dict[object, int] = {}
         for i, node in enumerate(template.nodes):
             own_keys = [key for key in keys if key.rpartition(".")[0] == node.name]
             make, width = _maker(template, i, families)
@@ -332,7 +333,7 @@ class Table:
         sizes, multicast, reduce = (
             np.vstack([np.empty((0, int(built.sum()))), *(own[k::3] for own in arrays)]).T for k in range(3)
         )
-        *of_levels, formats, width_bits, separate, latency_ns, capacity, leak, area = (
+        *of_levels, width_bits, separate, latency_ns, capacity, leak, area = (
             np.stack(column, axis=1) for column in zip(*levels, strict=True)
         )
         by_role = [of_levels[i - 3 * len(ROLES) :][: len(ROLES)] for i in (0, len(ROLES), 2 * len(ROLES))]
@@ -361,11 +362,11 @@ class Table:
             below,
             below | np.array([bool(memory.along) for _, memory in memories]),
             np.array([of in gates for of in ROLES]),
+            tuple(memory.formats for _, memory in memories),
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),
             elem_bits.astype(np.int64),
-            _values(self.families)[formats.astype(np.int64)],
             separate.astype(bool),
             latency_ns,
             own_port.astype(np.int64),
@@ -412,7 +413,7 @@ def _maker(
     node = template.nodes[i]
     level_fields, compute_fields = (fields_of(kind, *COLUMN_ROLES) for kind in (Level, Compute))
     width = (
-        len(level_fields) + 3 * len(ROLES) + 8
+        len(level_fields) + 3 * len(ROLES) + 7
         if isinstance(node, Memory)
         else 3 * len(node.dims) + 1
         if isinstance(node, Array)
@@ -434,7 +435,6 @@ def _maker(
                 *(level.elem_bits(role, 0) for role in ROLES),
                 *(names.index(name) if numbered else -1 for name, _ in ports),
                 *(times for _, times in ports),
-                family(level.formats),
                 level.width_bits,
                 level.ports == "separate",
                 level.latency_ns,
@@ -461,14 +461,6 @@ def _maker(
         return tuple(nan if (value := getattr(built, name)) is None else value for name in names)
 
     return _made_by(template, i, numbers), width
-
-
-def _values(numbers: Mapping[object, int]) -> NDArray[np.object_]:
-    """Returns what was numbered, by its number."""
-    found = np.empty(len(numbers), object)
-    for value, number in numbers.items():
-        found[number] = value
-    return found
 
 
 def _made_by(

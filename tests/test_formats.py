@@ -21,7 +21,7 @@ from dse.sim.counts.counts import count
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound
 from hw import machine, space
-from hw.arch import Arch, Compute, Fanout, Level
+from hw.arch import Arch, Compute, Fanout, Level, Stored
 from hw.columns import Table
 from tests.amount import amount
 from tests.nests import (
@@ -278,6 +278,27 @@ def test_a_mask_on_chip_above_csr_by_hand() -> None:
     assert einsum_cost(Problem(arch, e, "energy"), nest) == Infeasible("GBUF", 128, 56, e.name)
 
 
+def test_links_carry_the_format_of_the_memory_outside() -> None:
+    """A leaves DRAM as csr, 432 bits, and is a mask in the registers of the PEs, 384."""
+    e = einsum(SPMM, {"m": 8, "k": 16, "n": 2}, density={"A": 0.25}, format={"A": "csr"})
+    for outer, bits in ((), 432), ((Stored("input", "coo"),), 32 * 15):
+        levels = (
+            Level("DRAM", None, 8, 1.0, 1.0, bypass=False),
+            Level("GBUF", None, 8, 1.0, 1.0, formats=outer),
+            Level("REGF", None, 8, 1.0, 1.0, formats=(Stored("input", "bitmask"),)),
+        )
+        array = Fanout("PE", 2, (("Y", 1), ("X", 1)), (True, True), (True, True), endpoint_pj=1.0)
+        arch = Arch("links", levels, (array,), Compute(1.0, 1.0), 1.0, 8, overlap="free")
+        nest = parse(
+            "store DRAM A X Y\nstore GBUF A\nstore REGF A\nfor n tile 1\nfor m tile 1\nfor k tile 1\nmac"
+        )
+        cost = einsum_cost(Problem(arch, e, "energy"), nest)
+        assert isinstance(cost, EinsumCost)
+        moved = {(p.level, p.tensor, p.action): p.actions for p in cost.price.parts}
+        assert moved["PE", "A", "endpoint"] == pytest.approx(bits)
+        assert moved["REGF", "A", "write"] == pytest.approx(384 / 8)
+
+
 FAULTY = {
     ", formats: {input: zip}": "gives input the format zip",
     ", formats: {inputs: csr}": "names inputs",
@@ -353,13 +374,17 @@ def test_schedules_refuse_formats_in_one_line_where_there_are_zeros(tmp_path: Pa
 def test_machines_are_told_apart_by_formats_and_bounds_are_those_of_each() -> None:
     e = einsum(SPMM, {"m": 8, "k": 16, "n": 2}, density={"A": 0.25})
     nest = parse("store DRAM A X Y\nstore GBUF A\nfor n tile 1\nfor m tile 1\nfor k tile 1\nmac")
-    spec, _ = machine.parse(yaml.safe_load(PACKED % ("", "")), "packed")
-    forms = [{}, {"input": "csr"}, {"input": "rle"}, {"input": {"format": "rle", "index_bits": 2}}]
-    s = space.parse(spec, {"gbuf.formats": forms})
-    archs = [space.decode(s, i).arch for i in range(4)]
-    assert len({one.family() for one in archs}) == 4
-    assert len({str(einsum_cost(Problem(one.unbounded(), e, "energy"), nest)) for one in archs}) == 4
-    built, columns = Table(s).columns(np.arange(4))
-    assert built.all()
-    many = bound_kernels.sequential([(e, 2)], columns)
-    assert list(zip(*many, strict=True)) == [bounds.sequential([(e, 2)], one) for one in archs]
+    found, costs = [], []
+    for forms in ("{}", "{input: csr}", "{input: rle}", "{input: {format: rle, index_bits: 2}}"):
+        text = PACKED.replace("56 B", "512 B") % (f", formats: {forms}", "")
+        spec, _ = machine.parse(yaml.safe_load(text), "packed")
+        own = space.parse(spec, {"gbuf.read_pj": [2, 0.1]})
+        built, columns = Table(own).columns(np.arange(2))
+        assert built.all()
+        many = bound_kernels.sequential([(e, 2)], columns)
+        arches = [space.decode(own, i) for i in range(2)]
+        assert list(zip(*many, strict=True)) == [bounds.sequential([(e, 2)], one) for one in arches]
+        found.append(arches[0])
+        costs.append(einsum_cost(Problem(arches[0].unbounded(), e, "energy"), nest))
+    assert len({one.family() for one in found}) == 4
+    assert len({(one.energy_pj, one.mapping_key) for one in costs if isinstance(one, EinsumCost)}) == 4

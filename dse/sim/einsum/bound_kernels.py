@@ -81,15 +81,13 @@ def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[
     runs: (einsum, number of occurrences)
     """
     run_tuple, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
-    asked = zip(columns.word_bits.tolist(), columns.lockstep.tolist(), columns.formats.tolist(), strict=True)
-    keys = [(word_bits, lockstep, tuple(formats)) for word_bits, lockstep, formats in asked]
-    numbers = {key: i for i, key in enumerate(sorted({*keys}))}
-    number = np.array([numbers[key] for key in keys])
-    for (word_bits, lockstep, formats), i in numbers.items():
-        rows = np.flatnonzero(number == i)
+    for word_bits, lockstep in sorted(
+        {*zip(columns.word_bits.tolist(), columns.lockstep.tolist(), strict=True)}
+    ):
+        rows = np.flatnonzero((columns.word_bits == word_bits) & (columns.lockstep == lockstep))
         batch = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
         found[:, rows] = _sequential(
-            _needs_table(run_tuple, word_bits, lockstep, formats),
+            _needs_table(run_tuple, word_bits, lockstep, columns.formats),
             Machines(*(np.ascontiguousarray(batch.column(name)) for name in Machines._fields)),
         )
     return found[0], found[1]
