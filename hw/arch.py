@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from hw.voltage import LEAST
-from workloads.einsum import FORMATS, STRUCTURED
+from workloads.meant import FORMATS, STRUCTURED
 
 SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -119,7 +119,7 @@ class Stored(NamedTuple):
     """How a memory stores tensors of a role that have zeros."""
 
     role: str
-    form: str  # of workloads.einsum.FORMATS, or N:M
+    form: str  # of workloads.meant.FORMATS, or N:M
     index_bits: int = 0  # width of what stands beside a nonzero; 0: as in main memory, or the least
     pointer_bits: int = 0  # width of a row pointer; 0: likewise
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from workloads.meant import FORMATS, STRUCTURED
+
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
-FORMATS = ("dense", "csr", "coo", "rle", "bitmask")
-STRUCTURED = re.compile(r"([1-9]\d*):([1-9]\d*)")  # a format N:M, of M neighbours N are nonzero at most
 RUN_BITS = 5  # width of a run of zeros in rle; Source: Eyeriss (Chen et al., JSSC 2017, section V-C)
 GOGETA_BITS = 32  # bits of column indices and row pointers as GOGETA counts them: 4 bytes, like the values
 SCALAR = "one"  # name of the rank of an einsum of scalars

@@ -29,7 +29,6 @@ from dse.mapping.conversion import COPY_NAME
 from hw.arch import Arch, Level, Stored
 from workloads import document
 from workloads.einsum import (
-    STRUCTURED,
     Einsum,
     Projection,
     in_groups,
@@ -38,6 +37,7 @@ from workloads.einsum import (
     stored_as,
     whole_slots,
 )
+from workloads.meant import STRUCTURED
 from workloads.renamed import ENTRIES, line_now
 
 TRIPS = r"(?:\s+in\s+\[0:(\d+)\))?"
