@@ -214,7 +214,7 @@ OUTPUTS, REGF = memory("GBUF", 6.0, 4, "output"), memory("REGF", 0.5, 3, "input"
         # sums leave the registers complete
         ((2, 1, 4), (DRAM, OUTPUTS, REGF), 2, "perfect", [{"at": "regf", "inside": ["k"]}]),
         # B stays complete in the registers, though a part of it would do
-        ((2, 2, 2), (DRAM, GBUF, memory("REGF", 0.5, 3)), 2, "perfect", [{"at": "regf", "inside": ["n"]}]),
+        ((2, 2, 1), (DRAM, GBUF, memory("REGF", 0.5, 3)), 1, "perfect", [{"at": "regf", "inside": ["n"]}]),
         # loops of one gap are at different levels, each with an order of its own
         (
             (4, 1, 2),
