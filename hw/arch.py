@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from hw.voltage import LEAST
+from workloads.meant import FORMATS, STRUCTURED
 
 SIZE = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z/]+2?)\s*$")
 SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -112,6 +113,45 @@ def read_widths(value: object) -> tuple[tuple[str, int], ...]:
         if type(bits) is not int or bits < 1:
             raise ValueError(f"gives {role_given} {bits} bits; write a whole number above 0, e.g. 32")
     return tuple((role, given[role]) for role in ROLES if role in given)
+
+
+class Stored(NamedTuple):
+    """How a memory stores tensors of a role that have zeros."""
+
+    role: str
+    form: str  # of workloads.meant.FORMATS, or N:M
+    index_bits: int = 0  # width of what stands beside a nonzero; 0: as in main memory, or the least
+    pointer_bits: int = 0  # width of a row pointer; 0: likewise
+
+
+def read_formats(value: object) -> tuple[Stored, ...]:
+    """Returns the formats by role that a machine file gives a memory, in the order of ROLES; {} and null give
+    none. Raises ValueError.
+    """
+    if isinstance(value, list | tuple) and all(isinstance(one, Stored) for one in value):
+        return tuple(value)
+    example = "write e.g. {weight: csr, input: {format: rle, index_bits: 4}, output: dense}"
+    given = {} if value is None else value
+    if not isinstance(given, Mapping):
+        raise ValueError(f"is no mapping of roles to formats; {example}")
+    found: dict[str, Stored] = {}
+    for of, entry in given.items():
+        if of not in ROLES:
+            raise ValueError(f"names {of}, which is no part of an einsum; use {', '.join(ROLES)}")
+        own = entry if isinstance(entry, Mapping) else {"format": entry}
+        if unknown := [key for key in own if key not in ("format", "index_bits", "pointer_bits")]:
+            raise ValueError(f"gives {of} {unknown[0]}, which is no key of a format; {example}")
+        form = str(own.get("format"))
+        groups = STRUCTURED.fullmatch(form)
+        if form not in FORMATS and not (groups and int(groups[1]) < int(groups[2])):
+            raise ValueError(f"gives {of} the format {form}; use {', '.join(FORMATS)}, or N:M as 2:4")
+        has = {"index_bits": form in ("csr", "coo", "rle") or bool(groups), "pointer_bits": form == "csr"}
+        for key, may in has.items():
+            if key in own and (type(own[key]) is not int or own[key] < 1 or not may):
+                why = "write a whole number above 0" if may else f"{form} has none; leave it out"
+                raise ValueError(f"gives {of} {key} = {own[key]}; {why}")
+        found[of] = Stored(of, form, own.get("index_bits", 0), own.get("pointer_bits", 0))
+    return tuple(found[of] for of in ROLES if of in found)
 
 
 PORT_ACTIONS = ("read", "write", "fill", "drain")
@@ -252,6 +292,35 @@ Widths = Annotated[
             "properties": {one: {"type": "integer", "minimum": 1} for one in ROLES},
             "additionalProperties": False,
             "minProperties": 1,
+        }
+    ),
+]
+_FORM_SCHEMA: dict[str, Any] = {"type": "string", "pattern": rf"^({'|'.join(FORMATS)}|\d+:\d+)$"}
+Formats = Annotated[
+    tuple[Stored, ...],
+    BeforeValidator(read_formats),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                one: {
+                    "anyOf": [
+                        _FORM_SCHEMA,
+                        {
+                            "type": "object",
+                            "properties": {
+                                "format": _FORM_SCHEMA,
+                                "index_bits": {"type": "integer", "minimum": 1},
+                                "pointer_bits": {"type": "integer", "minimum": 1},
+                            },
+                            "required": ["format"],
+                            "additionalProperties": False,
+                        },
+                    ]
+                }
+                for one in ROLES
+            },
+            "additionalProperties": False,
         }
     ),
 ]
@@ -598,6 +667,8 @@ class Memory:
     may_keep: Roles = ROLES  # type: ignore[assignment]
     # bits of an element there by role, in the order of ROLES; other roles: as elsewhere
     bits: Widths = ()
+    # how tensors with zeros are stored there by role; other roles: as in main memory
+    formats: Formats = ()
     along: DimNames = ()  # dimensions of arrays outside along which PEs share one instance
     burst: Bytes | None = None  # bytes that move at once (a cache line, a DRAM burst)
     partial_write: Literal["masked", "rmw"] = "masked"  # rmw: a line that is written in part is read first
@@ -804,6 +875,8 @@ class Level:
     # (role, bits of an element) of the tensors whose elements have a width of their own at this level
     bits: tuple[tuple[str, int], ...] = role_field("structure", ())
     latency_ns: float = role_field("structure", 0.0)  # from a request to its first word
+    # how tensors with zeros are stored there, of roles that it stores otherwise than the workload says
+    formats: tuple[Stored, ...] = role_field("structure", ())
 
     def elem_bits(self, tensor_role: str, elsewhere: int) -> int:
         """Returns the bits of an element of a tensor of a role at this level. elsewhere: its bits at levels
@@ -1045,6 +1118,12 @@ class Arch:
     def with_widths(self) -> list[str]:
         """Returns the levels that give elements a width of their own, by their names in machine files."""
         return [level.name.lower() for level in self.levels if level.bits]
+
+    def with_formats(self) -> list[str]:
+        """Returns the levels that store tensors with zeros in formats of their own, by their names in machine
+        files.
+        """
+        return [level.name.lower() for level in self.levels if level.formats]
 
     def with_ports(self) -> list[str]:
         """Returns the levels that say which of their ports serves what, or have a rate of writes of their

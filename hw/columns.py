@@ -28,6 +28,7 @@ from hw.arch import (
     Memory,
     Node,
     Slot,
+    Stored,
     family_of,
     fields_of,
 )
@@ -66,6 +67,7 @@ class Columns:
     # [D, V] the same, or all dimensions for a level of which PEs share instances (`Fanout.shared`)
     around: NDArray[np.bool_]
     gated: NDArray[np.bool_]  # [roles] whether zeros of operands of a role are gated (`Compute.gates`)
+    formats: tuple[tuple[Stored, ...], ...]  # how each level stores tensors with zeros (`Level.formats`)
     levels: Mapping[str, Floats]  # field of Level (price or rate) -> [n, V]; NaN where the rate is None
     compute: Mapping[str, Floats]  # field of Compute (price or rate) -> [n]; NaN where the rate is None
     width_bits: Ints  # [n, V]
@@ -153,9 +155,9 @@ def concatenated(groups: Sequence[Columns]) -> Columns:
 
 def _combined(groups: Sequence[Columns], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Columns:
     """Returns Columns in which each array is `combine` of the list of that array in all groups; `below`,
-    `around` and `gated`, which are the same in all, stay.
+    `around`, `gated` and `formats`, which are the same in all, stay.
     """
-    first, names = groups[0], [one.name for one in fields(Columns)[3:]]
+    first, names = groups[0], [one.name for one in fields(Columns)[4:]]
     changes: dict[str, Any] = {
         name: combine([getattr(one, name) for one in groups])
         for name in names
@@ -360,6 +362,7 @@ class Table:
             below,
             below | np.array([bool(memory.along) for _, memory in memories]),
             np.array([of in gates for of in ROLES]),
+            tuple(memory.formats for _, memory in memories),
             level_columns,
             compute_columns,
             width_bits.astype(np.int64),

@@ -638,6 +638,20 @@ def nesting_faults(nodes: Sequence[Node | None]) -> Iterator[str]:
             f"{'burst' if described.burst else 'bank_map'}: lines, rows and banks are counted for elements "
             "of one width; leave one of both out"
         )
+    if described and (packed := next((node for node in memories if node.formats), None)):
+        yield (
+            f"{packed.name}.formats stands beside {described.name}."
+            f"{'burst' if described.burst else 'bank_map'}: lines, rows and banks are counted for tensors in "
+            "one format; leave one of both out"
+        )
+    stepping = next((node.name for node in nodes if isinstance(node, MacUnit) and node.lockstep), "")
+    if stepping and (
+        packed := next((n for n in memories if any(one.role == "output" for one in n.formats)), None)
+    ):
+        yield (
+            f"{packed.name}.formats.output stands beside {stepping}.lockstep: results of PEs that step "
+            "together are dense; leave one of both out"
+        )
     written = ("ports", "write_bandwidth", "writes_per_cycle")
     apart = [
         f"{node.name}.{key}"
@@ -837,6 +851,22 @@ def _memory_faults(node: Memory, outermost: bool) -> Iterator[str]:
             f"{key}.bits = {_shown_widths(node)} cannot be: a tensor lies in the outermost level as wide as "
             "all that write and read it move it; leave it out, and use word_bits or the workload's bits"
         )
+    if outermost and node.formats:
+        yield (
+            f"{key}.formats cannot be: in the outermost level a tensor lies in the format of the workload "
+            "(einsums[].format); leave it out"
+        )
+    for one in node.formats:
+        if one.role not in node.may_keep:
+            yield (
+                f"{key}.formats.{one.role} = {one.form} is of a tensor that may not stand there; leave it "
+                f"out, or add {one.role} to may_keep"
+            )
+        if one.role in dict(node.bits):
+            yield (
+                f"{key}.formats.{one.role} stands beside {key}.bits.{one.role}: values of compressed tensors "
+                "have one width everywhere; leave one of both out"
+            )
     yield from _port_faults(node, outermost)
     for role, bits in node.bits:
         if role not in node.may_keep:
@@ -1124,6 +1154,7 @@ def level_of(spec: Machine, node: Memory, outermost: bool) -> Level:
         access=_access(node, clock_ghz),
         bits=node.bits,
         latency_ns=node.latency_ns or 0.0,
+        formats=node.formats,
     )
 
 

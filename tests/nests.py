@@ -10,8 +10,8 @@ from random import Random
 from dse.mapping.nest import Loop, Mapping, Store, role
 from dse.sim.counts.terms import within
 from hw import machine
-from hw.arch import ROLES, Arch, Compute, Fanout, Level, Port
-from workloads.einsum import Dim, Einsum, Projection, einsum
+from hw.arch import ROLES, Arch, Compute, Fanout, Level, Port, Stored
+from workloads.einsum import Dim, Einsum, Projection, einsum, packed_result_fault
 
 KINDS = ("gemm", "bmm", "conv", "conv", "conv1d", "depthwise", "grouped", "pool", "add", "transposed", "copy")
 
@@ -220,6 +220,38 @@ def compressed_result(rng: Random, kind: str, most: int = 7) -> Einsum:
     )
 
 
+FORMATS = ("coo", "rle", "bitmask", "1:2", "2:4", "3:4", "1:8")
+
+
+def in_a_format(rng: Random, e: Einsum) -> Einsum:
+    """The einsum with its operands with zeros, or the first one, in another format; widths at random."""
+
+    def other(p, form):  # type: ignore[no-untyped-def]
+        n, _, m = form.partition(":")
+        density = int(n) / int(m) if m else p.density if p.density < 1 else rng.choice([0.1, 0.3, 0.5, 0.9])
+        plain = replace(p, format=form, density=density, index_bits=0, pointer_bits=0)
+        wider = rng.choice([0, 0, 1, 2]) if plain.index_bits else 0
+        narrow = form == "rle" and rng.random() < 0.7
+        bits = rng.choice([1, 2, 3]) if narrow else plain.index_bits + wider
+        return replace(plain, index_bits=bits)
+
+    chosen = [i for i, p in enumerate(e.inputs) if p.density < 1] or [0]
+    return replace(
+        e, inputs=tuple(other(p, rng.choice(FORMATS)) if i in chosen else p for i, p in enumerate(e.inputs))
+    )
+
+
+def in_other_formats(rng: Random, e: Einsum) -> Einsum:
+    """An einsum of `compressed_result` with its result in another format than csr."""
+    form = rng.choice(["coo", "rle", "bitmask"])
+    output = replace(e.output, format=form, index_bits=0, pointer_bits=0)
+    if form == "rle":
+        output = replace(output, index_bits=rng.choice([1, 2, 3, 5]))
+    elif form == "coo":
+        output = replace(output, index_bits=output.index_bits + rng.choice([0, 0, 3]))
+    return replace(e, output=output)
+
+
 def compressed(rng: Random, p: Projection, density: float) -> Projection:
     """In csr; of some indices and pointers are wider than they must be, as wide as a word of 8 bits or
     wider."""
@@ -294,13 +326,13 @@ def alike_ranks(e: Einsum, arch: Arch, dim: str) -> set[str]:
 
 def drawn_from(arch: Arch, e: Einsum, *salt: str) -> Random:
     """Random numbers from the values of both, so that what else is drawn stays as it is, and no field's name
-    matters. Levels without widths of their own (`bits`) or waits (`latency_ns`, the last field), arrays
+    matters. Levels without widths (`bits`), formats or waits of their own (the last fields), arrays
     without memories that PEs share (`shared`) and computes that gate nothing (`gates`) are told as if there
     were none.
     """
     name, levels, fanouts, compute, *rest = astuple(arch)
-    levels = tuple(level if level[-1] else level[:-1] for level in levels)
-    levels = tuple(level if level[-1] else level[:-1] for level in levels)
+    for _ in range(3):
+        levels = tuple(level if level[-1] else level[:-1] for level in levels)
     fanouts = tuple(f if f[-1] else f[:-1] for f in fanouts)
     compute = compute if compute[-1] else compute[:-1]
     return Random(repr((astuple(e), (name, levels, fanouts, compute, *rest), *salt)))
@@ -311,7 +343,7 @@ def widened(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
     where the einsum has a compressed tensor of that role.
     """
     rng = drawn_from(arch, e, "widths")
-    if rng.randrange(one_in):
+    if rng.randrange(one_in) or arch.with_formats():
         return arch
     packed = {role(e, p.tensor) for p in e.tensors() if p.format != "dense"}
 
@@ -321,6 +353,38 @@ def widened(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:
 
     outer, *inner = arch.levels
     return replace(arch, levels=(outer, *(replace(level, bits=widths(level)) for level in inner)))
+
+
+def packed(arch: Arch, e: Einsum, rng: Random) -> Arch:
+    """The machine with levels inside that store tensors with zeros in other formats than the workload says,
+    of any role and also if it has none, with indices and pointers of other widths at times.
+    """
+    groups = {role(e, p.tensor): p.format for p in e.tensors() if ":" in p.format}
+    padded = {role(e, p.tensor) for p in e.tensors() if not p.dims[-1].is_stored(e.sizes())}
+
+    def form(of: str) -> Stored:
+        own = rng.choice(["dense", "csr", "coo", "rle", "bitmask", groups.get(of, "bitmask")])
+        own = "coo" if own == "csr" and of in padded else own
+        wide = own in ("csr", "coo") and rng.random() < 0.3
+        narrow = own == "rle" and rng.random() < 0.6
+        index = rng.choice([12, 16]) if wide else rng.choice([1, 2, 3]) if narrow else 0
+        return Stored(of, own, index, rng.choice([0, 12, 32]) if own == "csr" else 0)
+
+    may = [
+        of
+        for of in ROLES
+        if of != "output" or not packed_result_fault(replace(e.output, format="csr"), e.inputs)
+    ]
+    outer, *inner = arch.levels
+    levels = (
+        replace(
+            level,
+            bits=(),
+            formats=tuple(form(of) for of in may if of in level.may_keep and rng.random() < 0.6),
+        )
+        for level in inner
+    )
+    return replace(arch, levels=(outer, *levels))
 
 
 def ported(arch: Arch, e: Einsum, one_in: int = 1) -> Arch:

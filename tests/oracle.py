@@ -8,7 +8,7 @@ output element was seen before, are kept as plain sets.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import product
@@ -148,11 +148,23 @@ class Walk:
         """Whether the lanes of a loop stand inside of one instance of a node's level."""
         return at > parent[0] or loop.over in alone(self.arch, parent[1])
 
-    def words(self, tensor: Projection, elements: list, returns: bool = False) -> float:
-        """What a tile of these elements moves: all of them, or of a compressed tensor a value and an index
-        per nonzero and a pointer per row, over a value's width. returns: partial sums that come back, without
-        pointers.
+    def held(self, tensor: Projection, level: str) -> Projection:
+        """The tensor in the format that a level has for its part of the einsum, if it has zeros."""
+        (formats,) = (own.formats for own in self.arch.levels if own.name == level)
+        for of, form, index_bits, pointer_bits in formats:
+            if of == part(tensor.tensor, self.e) and (tensor.density < 1 or tensor.format != "dense"):
+                own = (tensor.index_bits, tensor.pointer_bits) if form == tensor.format else (0, 0)
+                return replace(
+                    tensor, format=form, index_bits=index_bits or own[0], pointer_bits=pointer_bits or own[1]
+                )
+        return tensor
+
+    def words(self, tensor: Projection, level: str, elements: list, returns: bool = False) -> float:
+        """What a tile of these elements moves at a level: all of them, or of a compressed tensor a value and
+        an index per nonzero and a pointer per row, over a value's width. returns: partial sums that come
+        back, without pointers.
         """
+        tensor = self.held(tensor, level)
         if tensor.format == "dense":
             return len(elements)
         value = tensor.bits or self.arch.word_bits
@@ -163,10 +175,11 @@ class Walk:
             + (len(elements) if tensor.format == "bitmask" else 0)
         ) / value
 
-    def room(self, tensor: Projection, elements: list) -> Fraction:
-        """What a tile of these elements takes, over the width of one: of a compressed tensor whole nonzeros,
-        as many as are expected.
+    def room(self, tensor: Projection, level: str, elements: list) -> Fraction:
+        """What a tile of these elements takes at a level, over the width of one: of a compressed tensor whole
+        nonzeros, as many as are expected.
         """
+        tensor = self.held(tensor, level)
         if tensor.format == "dense":
             return Fraction(len(elements))
         word = self.arch.word_bits
@@ -203,7 +216,7 @@ class Walk:
             held = (
                 self.stands(tensor)
                 if level == self.arch.levels[0].name
-                else self.room(tensor, self.box(tensor, env, clip=False))
+                else self.room(tensor, level, self.box(tensor, env, clip=False))
             )
             self.tally.held[level, tensor.tensor] = max(self.tally.held[level, tensor.tensor], held)
         if at == len(self.mapping.nodes):
@@ -313,12 +326,12 @@ class Walk:
         mine = all(not lane or loop.over not in alone(self.arch, node.level) for _, loop, lane in self.lanes)
         if chain and output and mine:
             parent_at, parent = chain[-1]
-            self.add(at, node.level, node.tensor, "read", self.words(tensor, elements), "drain")
-            self.merge(chain[-1], tensor, elements)
+            self.add(at, node.level, node.tensor, "read", self.words(tensor, node.level, elements), "drain")
+            self.merge(chain[-1], self.held(tensor, node.level), elements)
             if not self.share(tensor, chain[-1], node.level):
-                self.add(parent_at, parent, node.tensor, "write", self.words(tensor, elements))
+                self.add(parent_at, parent, node.tensor, "write", self.words(tensor, parent, elements))
                 added = [x for x in begun if not self.first_there(at, chain[-1], x)]
-                self.add(parent_at, parent, node.tensor, "read", self.words(tensor, added, output))
+                self.add(parent_at, parent, node.tensor, "read", self.words(tensor, parent, added, output))
 
     def merge(self, parent: tuple[int, str], tensor: Projection, elements: list) -> None:
         """The sums of all lanes but the first along ranks that the tensor does not see are added to another
@@ -342,9 +355,10 @@ class Walk:
             return []
         begun = [x for x in elements if output and self.fresh(at, level, x)]
         wanted = [x for x in elements if x not in set(begun)]
-        self.add(at, node.level, node.tensor, "write", self.words(tensor, wanted, output), "fill")
+        own = self.words(tensor, node.level, wanted, output)
+        self.add(at, node.level, node.tensor, "write", own, "fill")
         if not self.share(tensor, parent, node.level):
-            self.add(parent_at, level, node.tensor, "read", self.words(tensor, wanted, output))
+            self.add(parent_at, level, node.tensor, "read", self.words(tensor, level, wanted, output))
         return begun
 
     def skips(self, level: str) -> bool:
@@ -398,17 +412,18 @@ class Walk:
             met = output and self.meets(element, env)
             met_there = output and self.meets(element, env, (at, level))
             stepped = self.stepped(tensor)
+            held = self.held(tensor, level)
             if self.share(tensor, (at, level), apart=frozenset() if stepped else self.apart()):
                 continue
             if output and stepped:  # of each group its nonzeros are added, at once or one after the other
                 self.add(at, level, tensor.tensor, "read", share - skip)
                 self.add(at, level, tensor.tensor, "write", share)
                 continue
-            if stepped and self.takes_groups(tensor, stepped):
+            if stepped and self.takes_groups(held, stepped):
                 self.add(at, level, tensor.tensor, "read", 1)
                 continue
             if output and share < 1:
-                self.add_up(at, level, tensor, skip, met, met_there, share)
+                self.add_up(at, level, held, skip, met, met_there, share)
                 continue
             if not skip:
                 self.add(
@@ -416,7 +431,7 @@ class Walk:
                     level,
                     tensor.tensor,
                     "read",
-                    share if output or tensor.format == "dense" else self.stored(tensor),
+                    share if output or held.format == "dense" else self.stored(held),
                 )
             if output:
                 self.add(at, level, tensor.tensor, "write", share)
@@ -465,8 +480,9 @@ class Walk:
         where one lane does all, q times where K lanes do one each, whose sums the network adds up; between,
         on the line between.
 
-        Of a compressed result d elements are stored, instead of 1, each with its column; and somewhere in
-        each row its pointer is written.
+        Of a compressed result products add to d of the elements, instead of 1, each with its index; a zero is
+        written wherever a run of them is too long, somewhere in each row its pointer, of each element its bit
+        of the mask.
         """
         places, iterations = 1, 1
         for rank, n in self.e.extents:
@@ -474,16 +490,21 @@ class Walk:
             iterations *= n if rank in self.own_ranks() else 1
         expected = share * places * iterations / self.distinct()
         value = tensor.bits or self.arch.word_bits
-        stored, entry, pointer = Fraction(1), Fraction(1), Fraction(0)
-        if tensor.format == "csr":
+        stored, entry, pointer, zeros = Fraction(1), Fraction(1), Fraction(0), Fraction(0)
+        if tensor.format != "dense":
             stored = Fraction(tensor.density)
             entry = 1 + Fraction(tensor.index_bits, value)
             pointer = Fraction(tensor.pointer_bits, value * tensor.dims[-1].size)
+        if tensor.format == "bitmask":
+            pointer = Fraction(1, value)
+        if tensor.format == "rle":
+            zeros = kept(tensor.density, "rle", tensor.index_bits) - stored
         each_lane = (min(expected, places) - min(expected, stored)) / (places - 1) if places > 1 else 0
         first = met_there * (min(expected, stored) - each_lane) / places + skip * each_lane
         first = first if self.skips(level) else 0
         self.add(at, level, tensor.tensor, "read", float(entry * Fraction(share - first)))
-        written = share * entry + met * (max(stored - expected, 0) * entry + pointer) / places
+        filled = (max(stored - expected, 0) + zeros) * entry
+        written = share * entry + met * (filled + pointer) / places
         self.add(at, level, tensor.tensor, "write", float(written))
 
     def apart(self) -> frozenset:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.nest import Loop, Mapping, Store
-from dse.sim.counts.counts import count
+from dse.sim.counts.counts import Violated, count
 from dse.sim.einsum import bounds
 from dse.sim.einsum.cost import price_mapping
-from dse.sim.einsum.evaluate import Problem, Violated
+from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import ported, random_arch, random_case, random_einsum, rich_case, widened

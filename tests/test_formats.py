@@ -13,41 +13,32 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dse
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search
-from dse.mapping.nest import parse
+from dse.mapping.nest import Infeasible, format_faults, parse
+from dse.sim.counts.counts import count
 from dse.sim.einsum import bound_kernels, bounds
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound
 from hw import machine, space
-from hw.arch import Arch, Compute, Fanout, Level
+from hw.arch import Arch, Compute, Fanout, Level, Stored
 from hw.columns import Table
 from tests.amount import amount
-from tests.nests import random_arch, random_einsum, random_mapping
+from tests.nests import (
+    RESULTS,
+    compressed_result,
+    in_a_format,
+    in_other_formats,
+    packed,
+    random_arch,
+    random_einsum,
+    random_mapping,
+)
 from tests.oracle import kept
-from tests.prove.mappers import answers, problem_of
+from tests.prove.mappers import answers, problem_of, with_formats
 from tests.test_counts import unlike
-from workloads.einsum import Einsum, WorkloadError, canonical_key, einsum
+from workloads.einsum import WorkloadError, canonical_key, einsum
 from workloads.text import load
-
-FORMATS = ("coo", "rle", "bitmask", "1:2", "2:4", "3:4", "1:8")
-
-
-def stored_as(rng: Random, e: Einsum) -> Einsum:
-    """The einsum with its operands with zeros, or the first one, in another format; widths at random."""
-
-    def other(p, form):  # type: ignore[no-untyped-def]
-        n, _, m = form.partition(":")
-        density = int(n) / int(m) if m else p.density if p.density < 1 else rng.choice([0.1, 0.3, 0.5, 0.9])
-        plain = replace(p, format=form, density=density, index_bits=0, pointer_bits=0)
-        wider = rng.choice([0, 0, 1, 2]) if plain.index_bits else 0
-        narrow = form == "rle" and rng.random() < 0.7
-        bits = rng.choice([1, 2, 3]) if narrow else plain.index_bits + wider
-        return replace(plain, index_bits=bits)
-
-    chosen = [i for i, p in enumerate(e.inputs) if p.density < 1] or [0]
-    return replace(
-        e, inputs=tuple(other(p, rng.choice(FORMATS)) if i in chosen else p for i, p in enumerate(e.inputs))
-    )
 
 
 @settings(max_examples=amount(300, 30), deadline=None)
@@ -55,7 +46,7 @@ def stored_as(rng: Random, e: Einsum) -> Einsum:
 def test_counts_are_those_of_a_walk(seed: int) -> None:
     rng = Random(f"formats/{seed}")
     e, arch = random_einsum(rng, ("spmm", "spmv", "gemm", "conv1d", "bmm")), random_arch(rng)
-    e = stored_as(rng, e)
+    e = in_a_format(rng, e)
     assert unlike(f"seed {seed}", e, arch, random_mapping(rng, e, arch)) == ""
 
 
@@ -65,7 +56,7 @@ def formats_of(seed: int, most: int) -> Problem:
     while True:
         problem = problem_of(rng.randrange(10**6) * 8 + 7, most)  # of the group "sparse"
         if problem.einsum.inputs[0].dims and problem.arch.levels[0].capacity_bits is None:
-            return replace(problem, einsum=stored_as(rng, problem.einsum))
+            return replace(problem, einsum=in_a_format(rng, problem.einsum))
 
 
 @settings(max_examples=amount(60, 8), deadline=None)
@@ -140,7 +131,7 @@ FAULTS = {
     "{format: {A: '2:64'}}": "format of tensor A is 2:64, and its rows have",
     "{format: {A: '2:4'}, density: {A: 0.3}}": "tensor A is 2:4 and has density 0.3; leave density out",
     "{format: {A: 'ellpack'}}": "it must be dense, csr, coo, rle, bitmask, or N:M as 2:4",
-    "{format: {Y: coo}}": "tensor Y cannot be coo; an output is dense or csr",
+    "{format: {Y: coo}}": "tensor Y cannot be coo; its zeros are those of inputs",
     "{format: {A: bitmask}, index_bits: {A: 4}}": "only a csr, coo, rle or N:M tensor has them",
     "{format: {A: '2:4'}, pointer_bits: {A: 4}}": "only a csr tensor has them",
     "{format: {A: '2:4'}, index_bits: {A: 1}}": "index_bits of tensor A is 1",
@@ -216,3 +207,184 @@ def test_masks_take_capacity_in_the_search() -> None:
     told = answers(0, "formats", Problem(arch, e, "energy"))
     assert [line for one in told for line in one.wrong] == []
     assert all(one.proven for one in told)
+
+
+# Formats of single memories
+
+
+@settings(max_examples=amount(600, 25), deadline=None)
+@given(st.integers(0, 2**32))
+def test_counts_in_formats_of_single_memories_are_those_of_a_walk(seed: int) -> None:
+    """Also of results in every format; no bound is above the cost."""
+    rng = Random(f"formats of levels/{seed}")
+    if rng.random() < 0.5:
+        e = compressed_result(rng, rng.choice([*RESULTS]), 5)
+        e = in_other_formats(rng, e) if rng.random() < 0.7 else e
+    else:
+        e = in_a_format(rng, random_einsum(rng, ("spmm", "spmv", "gemm", "conv1d", "bmm")))
+    plain = random_arch(rng)
+    arch = packed(plain, e, rng) if rng.random() < 0.8 else plain
+    if any(format_faults(e, arch)):
+        return
+    mapping = random_mapping(rng, e, arch)
+    assert unlike(f"seed {seed}", e, arch, mapping) == ""
+    cost = einsum_cost(Problem(arch.unbounded(), e, "energy"), mapping)
+    assert isinstance(cost, EinsumCost)
+    energy, cycles = bounds.lower_bounds([e], arch)[0]
+    assert energy <= cost.energy_pj * (1 + 1e-9)
+    assert cycles <= cost.latency_cycles * (1 + 1e-9)
+
+
+@settings(max_examples=amount(60, 6), deadline=None)
+@given(st.integers(0, 2**32))
+def test_answers_in_formats_of_single_memories_are_those_of_an_enumeration(seed: int) -> None:
+    assert [line for one in with_formats(seed) for line in one.wrong] == []
+
+
+PACKED = """
+name: packed
+clock_mhz: 1000
+word_bits: 8
+overlap: free
+nodes:
+- {memory: dram, kind: custom, width_bits: 8, read_pj: 100, write_pj: 100, leak_mw: 0, area_mm2: 0,
+   actions_per_cycle: inf}
+- {memory: gbuf, kind: custom, capacity: 56 B, width_bits: 8, read_pj: 2, write_pj: 2, leak_mw: 0,
+   area_mm2: 0, actions_per_cycle: inf%s}
+- {compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 1, leak_mw: 0, area_mm2: 0%s}
+"""
+SPMM = "Y[m,n] += A[m,k] * X[k,n]"
+
+
+def packed_file(of_gbuf: str = "", of_mac: str = "") -> tuple[Arch | None, list[str]]:
+    spec, lines = machine.parse(yaml.safe_load(PACKED % (of_gbuf, of_mac)), "packed")
+    return (None if lines else machine.arch(spec)), lines
+
+
+def test_a_mask_on_chip_above_csr_by_hand() -> None:
+    """Of 8 x 16 elements a quarter nonzero, 432 bits as csr, 384 as bitmask; compute reads the mask whole."""
+    sizes, sparse = {"m": 8, "k": 16, "n": 2}, {"density": {"A": 0.25}, "format": {"A": "csr"}}
+    e = einsum(SPMM, sizes, **sparse)
+    nest = parse("store DRAM A X Y\nstore GBUF A\nfor n tile 1\nfor m tile 1\nfor k tile 1\nmac")
+    for given_, inside in (("", 432), (", formats: {input: bitmask}", 384), (", formats: {input: csr}", 432)):
+        arch, _ = packed_file(given_)
+        assert arch
+        found = {row.key: 8 * row.elems for row in count(nest, e, arch) if row.tensor == "A"}
+        assert found["DRAM", "A", "read"] == pytest.approx(432)
+        assert found["GBUF", "A", "write"] == pytest.approx(inside)
+        assert found["GBUF", "A", "read"] == pytest.approx(2 * inside)
+    arch, _ = packed_file(", formats: {input: dense}")
+    assert arch
+    assert einsum_cost(Problem(arch, e, "energy"), nest) == Infeasible("GBUF", 128, 56, e.name)
+
+
+def test_links_carry_the_format_of_the_memory_outside() -> None:
+    """A leaves DRAM as csr, 432 bits, and is a mask in the registers of the PEs, 384."""
+    e = einsum(SPMM, {"m": 8, "k": 16, "n": 2}, density={"A": 0.25}, format={"A": "csr"})
+    for outer, bits in ((), 432), ((Stored("input", "coo"),), 32 * 15):
+        levels = (
+            Level("DRAM", None, 8, 1.0, 1.0, bypass=False),
+            Level("GBUF", None, 8, 1.0, 1.0, formats=outer),
+            Level("REGF", None, 8, 1.0, 1.0, formats=(Stored("input", "bitmask"),)),
+        )
+        array = Fanout("PE", 2, (("Y", 1), ("X", 1)), (True, True), (True, True), endpoint_pj=1.0)
+        arch = Arch("links", levels, (array,), Compute(1.0, 1.0), 1.0, 8, overlap="free")
+        nest = parse(
+            "store DRAM A X Y\nstore GBUF A\nstore REGF A\nfor n tile 1\nfor m tile 1\nfor k tile 1\nmac"
+        )
+        cost = einsum_cost(Problem(arch, e, "energy"), nest)
+        assert isinstance(cost, EinsumCost)
+        moved = {(p.level, p.tensor, p.action): p.actions for p in cost.price.parts}
+        assert moved["PE", "A", "endpoint"] == pytest.approx(bits)
+        assert moved["REGF", "A", "write"] == pytest.approx(384 / 8)
+
+
+FAULTY = {
+    ", formats: {input: zip}": "gives input the format zip",
+    ", formats: {inputs: csr}": "names inputs",
+    ", formats: {input: {format: dense, index_bits: 4}}": "dense has none; leave it out",
+    ", formats: {input: csr}, may_keep: [weight]": "is of a tensor that may not stand there",
+    ", formats: {input: csr}, bits: {input: 4}": "leave one of both out",
+    ", formats: {input: csr}, burst: 8 B": "lines, rows and banks are counted for tensors in one format",
+}
+
+
+@pytest.mark.parametrize("given_", FAULTY)
+def test_faults_of_machines_are_one_line(given_: str) -> None:
+    _, lines = packed_file(given_)
+    assert any(FAULTY[given_] in line and "\n" not in line for line in lines), lines
+
+
+def test_results_beside_lockstep_and_the_outermost_memory_are_refused() -> None:
+    _, lines = packed_file(", formats: {output: csr}", ", lockstep: true")
+    assert len(lines) == 1
+    assert "gbuf.formats.output stands beside mac.lockstep" in lines[0]
+    text = PACKED.replace("memory: dram,", "memory: dram, formats: {input: csr},") % ("", "")
+    _, lines = machine.parse(yaml.safe_load(text), "packed")
+    assert len(lines) == 1
+    assert "dram.formats cannot be" in lines[0]
+
+
+def test_tensors_that_a_format_says_nothing_of_are_refused_in_one_line() -> None:
+    sizes = {"m": 8, "k": 16, "n": 2}
+    for form, more, line in (
+        ("{input: '2:4'}", {}, "take csr, coo, rle or bitmask"),
+        ("{input: {format: csr, index_bits: 3}}", {}, "index_bits = 3 is too few for A, which needs 4"),
+        ("{output: csr}", {"density": {"A": 0.25, "Y": 0.5}}, ""),
+        ("{output: csr}", {"density": {"Y": 0.5}}, "its zeros are those of inputs"),
+    ):
+        e = einsum(SPMM, sizes, **{"density": {"A": 0.25}, **more})
+        arch, _ = packed_file(f", formats: {form}")
+        assert arch
+        lines = list(format_faults(e, arch))
+        assert [line in one and "\n" not in one for one in lines] == [True] * bool(line), lines
+    padded = einsum("O[p] += I[p+r-1] * F[r]", {"p": 4, "r": 3}, sizes={"I": (4,)}, density={"I": 0.5})
+    arch, _ = packed_file(", formats: {input: csr}")
+    assert arch
+    assert "padded along its rows" in next(format_faults(padded, arch))
+
+
+WORKLOAD = """
+name: spmm
+extents: {m: 8, k: 16, n: 2, d: 3}
+einsums:
+- {text: "Y[m,n] += A[m,k] * X[k,n]", density: {A: 0.25}}
+- {text: "Z[m,d] += Y[m,n] * V[n,d]"}
+"""
+
+
+def test_schedules_refuse_formats_in_one_line_where_there_are_zeros(tmp_path: Path) -> None:
+    sparse, dense, on = (tmp_path / name for name in ("sparse.yaml", "dense.yaml", "on.yaml"))
+    sparse.write_text(WORKLOAD)
+    dense.write_text(WORKLOAD.replace(", density: {A: 0.25}", ""))
+    on.write_text(PACKED % (", formats: {input: csr, weight: bitmask}", ""))
+    for schedule in ("fused", "gogeta", "residency"):
+        with pytest.raises(ValueError, match=r"gbuf\.formats") as fault:
+            dse.map(str(sparse), str(on), **{"solver.schedule": schedule})
+        assert "\n" not in str(fault.value)
+    best, unfused = (
+        dse.map(str(sparse), str(on), **{"solver.schedule": one}).energy_pj for one in ("best", "unfused")
+    )
+    assert best == unfused
+    assert dse.map(str(dense), str(on), **{"solver.schedule": "fused"}).energy_pj > 0
+    with pytest.raises(ValueError, match=r"has gbuf\.formats, and retention is counted"):
+        dse.residency(str(sparse), str(on))
+
+
+def test_machines_are_told_apart_by_formats_and_bounds_are_those_of_each() -> None:
+    e = einsum(SPMM, {"m": 8, "k": 16, "n": 2}, density={"A": 0.25})
+    nest = parse("store DRAM A X Y\nstore GBUF A\nfor n tile 1\nfor m tile 1\nfor k tile 1\nmac")
+    found, costs = [], []
+    for forms in ("{}", "{input: csr}", "{input: rle}", "{input: {format: rle, index_bits: 2}}"):
+        text = PACKED.replace("56 B", "512 B") % (f", formats: {forms}", "")
+        spec, _ = machine.parse(yaml.safe_load(text), "packed")
+        own = space.parse(spec, {"gbuf.read_pj": [2, 0.1]})
+        built, columns = Table(own).columns(np.arange(2))
+        assert built.all()
+        many = bound_kernels.sequential([(e, 2)], columns)
+        arches = [space.decode(own, i) for i in range(2)]
+        assert list(zip(*many, strict=True)) == [bounds.sequential([(e, 2)], one) for one in arches]
+        found.append(arches[0])
+        costs.append(einsum_cost(Problem(arches[0].unbounded(), e, "energy"), nest))
+    assert len({one.family() for one in found}) == 4
+    assert len({(one.energy_pj, one.mapping_key) for one in costs if isinstance(one, EinsumCost)}) == 4

@@ -213,6 +213,16 @@ OUTPUTS, REGF = memory("GBUF", 6.0, 4, "output"), memory("REGF", 0.5, 3, "input"
         ),
         # sums leave the registers complete
         ((2, 1, 4), (DRAM, OUTPUTS, REGF), 2, "perfect", [{"at": "regf", "inside": ["k"]}]),
+        # B stays complete in the registers, though a part of it would do
+        ((2, 2, 1), (DRAM, GBUF, memory("REGF", 0.5, 3)), 1, "perfect", [{"at": "regf", "inside": ["n"]}]),
+        # loops of one gap are at different levels, each with an order of its own
+        (
+            (4, 1, 2),
+            (DRAM, memory("GBUF", 6.0, 12, "input", "weight"), memory("REGF", 0.5, 5)),
+            1,
+            "perfect",
+            [{"at": "regf", "order": ["k", "m"]}, {"at": "gbuf", "order": ["m", "k"]}],
+        ),
         # 3 of the PEs, though 2 that need fewer in turn cost as much
         ((3, 1, 2), (DRAM, memory("GBUF", 6.0, 8)), 4, "perfect", [{"at": "x", "utilization": 0.75}]),
         # one PE needs more trips at gbuf than the array does

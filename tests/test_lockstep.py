@@ -20,9 +20,10 @@ from dse.mapper.baselines.exhaustive import exhaustive
 from dse.mapper.baselines.random import random
 from dse.mapping.constraints import Factors
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, faults, parse
-from dse.sim.counts.counts import count
+from dse.sim.counts.counts import Violated, count
+from dse.sim.counts.vectorized import cost_many, tables
 from dse.sim.einsum import bound_kernels, bounds
-from dse.sim.einsum.evaluate import EinsumCost, Problem, Violated, einsum_cost
+from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from hw import machine, space
@@ -186,6 +187,11 @@ def test_pes_get_whole_slots() -> None:
         einsum_cost(
             Problem(arch, e, "energy"), parse(stores + "parfor k tile 4 over X\nparfor k tile 1 over Y")
         )
+    nest = parse(stores + "parfor k tile 4 over X\nparfor k tile 2 over Y\nfor k tile 1")
+    options = {"m": [[]], "n": [[]], "k": [[4, 2, 1], [4, 1, 1]]}
+    assert cost_many(tables(nest, e, arch, options), e, arch, np.array([[0, 0, 0]])).energy_pj > 0
+    with pytest.raises(Violated, match=r"-.* reads of C at DRAM"):
+        cost_many(tables(nest, e, arch, options), e, arch, np.array([[0, 0, 0], [0, 0, 1]]))
     whole = einsum(GEMM, {"m": 16, "n": 8, "k": 16}, format={"A": "2:4"})
     (found,) = optimal_of(Problem(arch, whole, "latency"))
     assert found.proven

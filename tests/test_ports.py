@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dse
-from dse.frontend import api
+from cluster import driver
+from dse.frontend import api, runs
 from dse.mapper.exact import ragged_program
 from dse.mapper.exact.search import same_structure
 from dse.mapping.nest import faults, parse
@@ -327,3 +328,42 @@ def test_imperfect_factors_are_searched_elsewhere() -> None:
     for glb in ("{}", "{writes_per_cycle: 4}"):
         arch = a2(glb=glb)
         assert bool(ragged_program.unsupported(GEMM, arch)) == bool(arch.with_ports())
+
+
+OF_SUMS = """
+name: sums
+clock_mhz: 1000
+word_bits: 8
+nodes:
+- {memory: dram, kind: custom, width_bits: 8, read_pj: 100, write_pj: 100, actions_per_cycle: 4, leak_mw: 0,
+   area_mm2: 0}
+- {array: pe, dims: {x: 2}}
+- {memory: acc, kind: custom, capacity: 2 B, width_bits: 8, read_pj: 1, write_pj: 1, actions_per_cycle: 1,
+   leak_mw: 1, area_mm2: 1, may_keep: [output],
+   ports: [{read: [output], write: [output]}, {fill: [output]}, {drain: [output]}]}
+- {compute: mac, kind: custom, mac_pj: 1, alu_pj: 1, merge_pj: 1, leak_mw: 0, area_mm2: 0}
+"""
+STUDY_OF_SUMS = """
+name: sums
+machine: sums.yaml
+workloads: ["gemm:m=4,n=4,k=8"]
+space: {acc.read_pj: [1, 2]}
+objectives: [energy_pj]
+"""
+
+
+def test_views_leave_out_rows_that_only_time_ports(tmp_path: Path) -> None:
+    """Fills and drains through ports of their own are part of writes and reads: SQL prices each once."""
+    (tmp_path / "sums.yaml").write_text(OF_SUMS)
+    (tmp_path / "study.yaml").write_text(STUDY_OF_SUMS)
+    driver.run(studies.load(tmp_path / "study.yaml"), tmp_path / "run", workers=0)
+    run = runs.open(tmp_path / "run")
+    stored = run.sql("SELECT elems, busiest_elems FROM counts WHERE action = 'drain'")
+    assert [row["elems"] for row in stored] == [0] * len(stored)
+    assert stored
+    assert all(row["busiest_elems"] > 0 for row in stored)
+    assert not run.sql("FROM traffic WHERE action IN ('fill', 'drain')")
+    points = run.sql("SELECT machine, energy_pj FROM points ORDER BY machine")
+    for view in ("traffic", "components"):
+        sums = run.sql(f"SELECT sum(energy_pj) AS pj FROM {view} GROUP BY machine ORDER BY machine")
+        assert [row["pj"] for row in sums] == pytest.approx([row["energy_pj"] for row in points])

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from workloads.meant import FORMATS, STRUCTURED
+
 ASSIGN = re.compile(r"^(?P<out>[^=]*?)(?P<op>\+=|max=|=)(?P<body>.*)$", re.S)
 ACCESS = re.compile(r"([A-Za-z_]\w*)\s*\[([^\]]*)\]")
 CALL = re.compile(r"^([A-Za-z_]\w*)\s*\((.*)\)$", re.S)
-FORMATS = ("dense", "csr", "coo", "rle", "bitmask")
-STRUCTURED = re.compile(r"([1-9]\d*):([1-9]\d*)")  # a format N:M, of M neighbours N are nonzero at most
 RUN_BITS = 5  # width of a run of zeros in rle; Source: Eyeriss (Chen et al., JSSC 2017, section V-C)
 GOGETA_BITS = 32  # bits of column indices and row pointers as GOGETA counts them: 4 bytes, like the values
 SCALAR = "one"  # name of the rank of an einsum of scalars
@@ -442,14 +442,15 @@ def _parsed(
     used = {rank for p in projections for rank in p.ranks()}
     ordered = tuple((rank, int(n)) for rank, n in extents.items() if rank in used)
     found = Einsum(name or output.tensor, kind, output, tuple(operands), ordered)
-    if output.format == "csr" and output.tensor not in given["density"]:
+    packed = output.format != "dense" and not STRUCTURED.fullmatch(output.format)
+    if packed and output.tensor not in given["density"]:
         found = _with_expected_density(found, given)
     _check_widths(found.tensors(), given)
     return found
 
 
 def _with_expected_density(e: Einsum, given: Mapping[str, Mapping[str, Any]]) -> Einsum:
-    """Returns the einsum with the density that is expected of its csr output."""
+    """Returns the einsum with the density that is expected of its compressed output."""
     density, tensor = e.expected_density(), e.output.tensor
     if density is None:
         raise WorkloadError(
@@ -555,10 +556,9 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(
                 f"tensor {p.tensor} is {p.format} and has density {p.density:g}; leave density out"
             )
-        if p.format not in ("dense", "csr") and p is projections[0]:
-            raise WorkloadError(f"tensor {p.tensor} cannot be {p.format}; an output is dense or csr")
-        if p.format == "csr" and p is projections[0]:
-            _check_compressed_output(p, projections[1:])
+        is_packed_result = p.format != "dense" and p is projections[0]
+        if is_packed_result and (fault := packed_result_fault(p, projections[1:])):
+            raise WorkloadError(fault)
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         again = f"name its second access {twice[0]}_again"
         if twice[0] == names[0]:
@@ -570,15 +570,39 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(f"{what} names tensor {tensor}, which it does not have; it has {tensors}")
 
 
-def _check_compressed_output(p: Projection, inputs: Sequence[Projection]) -> None:
+def packed_result_fault(p: Projection, inputs: Sequence[Projection]) -> str:
+    """Returns why a result p of these inputs cannot be stored compressed, with the fix; "": it can."""
     if not any(q.density < 1 for q in inputs):
-        raise WorkloadError(
-            f"tensor {p.tensor} cannot be csr; its zeros are those of inputs: give one a density below 1"
+        return (
+            f"tensor {p.tensor} cannot be {p.format}; its zeros are those of inputs: give one a density "
+            "below 1"
         )
     if any(d.offset or len(d.terms) != 1 or d.terms[0][1] != 1 for d in p.dims):
-        raise WorkloadError(
-            f"tensor {p.tensor} cannot be csr; each of its dimensions must be one rank, as in {p.tensor}[m,n]"
+        return (
+            f"tensor {p.tensor} cannot be {p.format}; each of its dimensions must be one rank, as in "
+            f"{p.tensor}[m,n]"
         )
+    if STRUCTURED.fullmatch(p.format) and not any((q.format, q.dims) == (p.format, p.dims) for q in inputs):
+        return (
+            f"tensor {p.tensor} cannot be {p.format}; sums of products fall anywhere in a group unless an "
+            f"input with the same indices is {p.format}: take csr, coo, rle or bitmask"
+        )
+    return ""
+
+
+@lru_cache(maxsize=1 << 14)
+def stored_as(p: Projection, form: str, index_bits: int = 0, pointer_bits: int = 0) -> Projection:
+    """Returns a tensor as a memory that stores its role in another format has it. Widths of 0: the tensor's
+    own in its own format, else the least (`min_widths`). A tensor without zeros that is dense stays so.
+
+    >>> a = einsum("Y[m] += A[m,k] * X[k]", {"m": 8, "k": 16}, density={"A": 0.25}).inputs[0]
+    >>> [stored_as(a, form).stored_bits(8) for form in ("dense", "csr", "bitmask")]
+    [1024, 432, 384]
+    """
+    if p.format == "dense" and p.density == 1:
+        return p
+    own = (p.index_bits, p.pointer_bits) if form == p.format else (0, 0)
+    return replace(p, format=form, index_bits=index_bits or own[0], pointer_bits=pointer_bits or own[1])
 
 
 def _check_widths(projections: Sequence[Projection], given: Mapping[str, Mapping[str, int]]) -> None:

@@ -192,8 +192,8 @@ def differing_key(a: Projection, b: Projection) -> str:
 
 
 def differing_format(a: Projection, b: Projection) -> bool:
-    """True if two tensors are stored in different formats, or as csr with other nonzeros or widths."""
-    keys = ("format", "density", "index_bits", "pointer_bits") if "csr" in (a.format, b.format) else ()
+    """True if two tensors are stored in different formats, or compressed with other nonzeros or widths."""
+    keys = ("format", "density", "index_bits", "pointer_bits") if {a.format, b.format} != {"dense"} else ()
     return any(getattr(a, key) != getattr(b, key) for key in keys)
 
 
@@ -429,21 +429,26 @@ def types_text(workload: Workload, word_bits: int | None = None) -> str:
     return ", ".join(widths).replace(" as ", " counts as ", 1)
 
 
-def csr_results(workload: Workload) -> list[Einsum]:
-    """Returns the einsums whose result is stored in csr."""
-    return [e for e in workload.einsums if e.output.format == "csr"]
+def packed_results(workload: Workload) -> list[Einsum]:
+    """Returns the einsums whose result is stored compressed."""
+    return [e for e in workload.einsums if e.output.format != "dense"]
 
 
 def results_text(workload: Workload) -> str:
-    """Returns the nonzeros of csr results and where they come from; "" where there is none."""
+    """Returns the nonzeros of compressed results and where they come from; "" where there is none."""
     return ", ".join(
         f"{e.output.tensor} {nonzeros(e.output.density, e.output.stored_elems())} nonzeros, {_source(e)}"
-        for e in csr_results(workload)
+        for e in packed_results(workload)
     )
 
 
+def results_label(workload: Workload) -> str:
+    """Returns what `results_text` is of: "csr results"."""
+    return f"{', '.join(dict.fromkeys(e.output.format for e in packed_results(workload)))} results"
+
+
 def _source(e: Einsum) -> str:
-    """Returns where the density of a csr output comes from."""
+    """Returns where the density of a compressed output comes from."""
     if e.share:
         return "counted from the matrix"
     if e.expected_density() != e.output.density:

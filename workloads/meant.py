@@ -6,6 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+FORMATS = ("dense", "csr", "coo", "rle", "bitmask")  # of tensors, beside N:M
+STRUCTURED = re.compile(r"([1-9]\d*):([1-9]\d*)")  # a format N:M, of M neighbours N are nonzero at most
+
 
 def _groups(rows: str) -> dict[str, tuple[str, ...]]:
     """Returns word -> our names of lines `names: words`."""

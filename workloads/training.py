@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workloads.einsum import Dim, Einsum, Projection, WorkloadError, einsum
-from workloads.graph import Workload, counts, csr_results
+from workloads.graph import Workload, counts, packed_results
 from workloads.layers import Cascade
 from workloads.operators import names_in
 
@@ -134,10 +134,10 @@ def training(
     """
     if forward.loop_state and max(counts(forward)) > 1:
         raise WorkloadError(f"{forward.name}: gradients through a loop are not made; take form=unrolled")
-    if of_csr := csr_results(forward):
+    if packed := packed_results(forward):
         raise WorkloadError(
-            f"{forward.name}: {of_csr[0].output.tensor} is a result in csr, and gradients of those are not "
-            "made; store it dense"
+            f"{forward.name}: {packed[0].output.tensor} is a result in {packed[0].output.format}, and "
+            "gradients of those are not made; store it dense"
         )
     found = gradients(forward, method, inputs, results)
     outputs = {g.einsum.output.tensor for g in found}

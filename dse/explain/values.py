@@ -36,6 +36,7 @@ from workloads.graph import (
     base_tensor,
     counts,
     names_text,
+    results_label,
     results_text,
     rows_text,
     types_text,
@@ -157,10 +158,12 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
     instance, area and leakage of all; what a narrow screen may leave out comes last. array: what makes the
     instances of one out of the component outside. hop_pj_per_bit, endpoint_pj_per_bit: of the network of
     that array, where one has a price. merge_pj: adding a partial sum of one PE to another PE's. elements:
-    their bits by role, where a memory gives them a width of their own. shared_along: dimensions along which
+    their bits by role, where a memory gives them a width of their own. stored: formats of tensors with zeros
+    by role, where a memory has its own. shared_along: dimensions along which
     PEs share an instance, where they do so of a memory. core, takes: of machines with cores, or several
     computes. lockstep: "yes" of computes whose PEs step together, where a machine has one.
     """
+    packs = bool(arch.with_formats())
     has_widths, has_sharing = arch.narrows_or_widens(), bool(arch.with_sharing())
     has_links, has_vector = any(f.has_price() for f in arch.fanouts), arch.compute.alu_per_cycle is not None
     paths = arch.units or (arch,)
@@ -196,6 +199,7 @@ def machine(arch: Arch) -> list[dict[str, Any]]:
             "bytes_per_cycle": level.bandwidth * level.width_bits / 8,
             "width_bits": level.width_bits,
             **({"elements": ", ".join(f"{of} {n} bit" for of, n in level.bits)} if has_widths else {}),
+            **({"stored": ", ".join(f"{one.role} {one.form}" for one in level.formats)} if packs else {}),
             **(
                 {
                     "shared_along": ", ".join(
@@ -656,7 +660,7 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     if types := types_text(workload, arch.word_bits):
         entries["types"] = types
     if results := results_text(workload):
-        entries["csr results"] = results
+        entries[results_label(workload)] = results
     if workload.fused:
         number = len(workload.fused)
         entries["fused into producers"] = f"{units.counted(number, 'operator')} (solver.fuse_elementwise)"

@@ -17,7 +17,7 @@ from dse.frontend.mapped import Mapped
 from dse.mapping import matched
 from dse.mapping import schedule as schedules
 from dse.mapping.conversion import with_conversions
-from dse.mapping.nest import Infeasible, to_text
+from dse.mapping.nest import Infeasible, packing_levels, to_text
 from dse.run import deadline
 from dse.sim.directives import directed
 from dse.sim.einsum.evaluate import Problem, ProgressFn, Solution, no_progress
@@ -477,6 +477,11 @@ def residency(workload: str, machine: str, *, method: str = "corrected", **sets:
         raise ValueError(
             f"{machine}: has memories with `bits`, and retention is counted in words of one width; leave "
             "bits out"
+        )
+    if packing := [name for e in loaded.einsums for name in packing_levels(e, arch)]:
+        raise ValueError(
+            f"{machine}: has {packing[0]}.formats, and retention is counted in the workload's formats; leave "
+            "formats out"
         )
     if arch.units:
         raise ValueError(

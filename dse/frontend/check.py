@@ -161,7 +161,7 @@ def _machine(text: str, sets: Sequence[str]) -> Machine:
 
 def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table, results_text, rows_text, types_text
+    from workloads.graph import layer_table, results_label, results_text, rows_text, types_text
 
     if sets:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
@@ -173,7 +173,7 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
         f"{workload.parameters} parameters{fused}"
     )
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
-    types += f"\ncsr results: {text}" if (text := results_text(workload)) else ""
+    types += f"\n{results_label(workload)}: {text}" if (text := results_text(workload)) else ""
     types += f"\nnote: {text}" if (text := rows_text(workload)) else ""
     return line + types + _inputs(source, workload) + _warning(workload), layer_table(workload)
 

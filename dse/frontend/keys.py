@@ -368,6 +368,11 @@ MEMORY: Meanings = {
         "bit",
         "of an element there by role (input, weight, output), e.g. {output: 32}; other roles: as elsewhere",
     ),
+    "formats": (
+        "",
+        "how tensors with zeros are stored there by role: dense, csr, coo, rle, bitmask or N:M, with widths "
+        "{weight: {format: csr, index_bits: 8}}; other roles: as in main memory (einsums[].format)",
+    ),
     "along": (
         "",
         "dimensions of arrays outside of it along which PEs share one instance, e.g. [x]: the ranks of what "
@@ -487,8 +492,11 @@ ENTRY: Meanings = {
     "extents": ("", "sizes of ranks for this einsum alone"),
     "sizes": ("elements", "stored shape of a tensor where padding or cropping makes it differ"),
     "bits": ("bit", "of an element, per tensor; default: the machine's word"),
-    "density": ("share", "of nonzeros, per tensor; default: 1, of a csr result what is expected"),
-    "format": ("", "dense, csr, coo, rle, bitmask, or N:M (2:4), per tensor; of a result dense or csr"),
+    "density": ("share", "of nonzeros, per tensor; default: 1, of a compressed result what is expected"),
+    "format": (
+        "",
+        "dense, csr, coo, rle, bitmask, or N:M (2:4), per tensor; of a result N:M only beside such an input",
+    ),
     "index_bits": (
         "bit",
         "stored beside a nonzero, per tensor: a column (csr), all indices (coo), a run of zeros (rle), a "

@@ -26,9 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from dse.mapping.conversion import COPY_NAME
-from hw.arch import Arch, Level
+from hw.arch import Arch, Level, Stored
 from workloads import document
-from workloads.einsum import Einsum, Projection, in_groups, whole_slots
+from workloads.einsum import (
+    Einsum,
+    Projection,
+    in_groups,
+    min_widths,
+    packed_result_fault,
+    stored_as,
+    whole_slots,
+)
+from workloads.meant import STRUCTURED
 from workloads.renamed import ENTRIES, line_now
 
 TRIPS = r"(?:\s+in\s+\[0:(\d+)\))?"
@@ -406,6 +415,58 @@ def bits_at(level: Level, tensor: str, e: Einsum, arch: Arch) -> int:
     return level.elem_bits(role(e, tensor), elsewhere) if level.bits else elsewhere
 
 
+def stored_at(formats: Sequence[Stored], p: Projection, e: Einsum) -> Projection:
+    """Returns a tensor of an einsum as a level stores it: in the format that the level gives its role
+    (formats: `Level.formats`), else in its own.
+    """
+    own = next((one for one in formats if one.role == role(e, p.tensor)), None)
+    return stored_as(p, own.form, own.index_bits, own.pointer_bits) if own else p
+
+
+def packing_levels(e: Einsum, arch: Arch) -> list[str]:
+    """Returns the levels that store a tensor of an einsum otherwise than the workload says, by their names in
+    machine files.
+    """
+    return [
+        level.name.lower()
+        for level in arch.levels
+        if any(stored_at(level.formats, p, e) != p for p in e.tensors())
+    ]
+
+
+def format_faults(e: Einsum, arch: Arch) -> Iterator[str]:
+    """Yields why a tensor of an einsum cannot be stored in the format that a level gives its role."""
+    for level in arch.levels:
+        for one in level.formats:
+            for p in e.tensors():
+                if role(e, p.tensor) != one.role or (held := stored_at(level.formats, p, e)) is p:
+                    continue
+                key = f"{e.name}: {level.name.lower()}.formats.{one.role} = {one.form}"
+                least = dict(zip(("index_bits", "pointer_bits"), min_widths(held), strict=True))
+                if short := [n for n, bits in least.items() if 0 < (getattr(one, n) or bits) < bits]:
+                    yield (
+                        f"{key}: {short[0]} = {getattr(one, short[0])} is too few for {p.tensor}, which "
+                        f"needs {least[short[0]]}; widen them, or leave them out"
+                    )
+                last = p.dims[-1]
+                if held.format == "csr" and p.format != "csr" and not last.is_stored(e.sizes()):
+                    yield (
+                        f"{key}: {p.tensor} is padded along its rows, and pointers are counted of rows that "
+                        "are stored; take coo, rle or bitmask"
+                    )
+                if STRUCTURED.fullmatch(held.format) and held.format != p.format and p is not e.output:
+                    yield (
+                        f"{key}: {p.tensor} is {p.format}, and not {one.form} of its neighbours are nonzero "
+                        "everywhere; take csr, coo, rle or bitmask, or give the workload that format"
+                    )
+                if (
+                    p is e.output
+                    and held.format != "dense"
+                    and (fault := packed_result_fault(held, e.inputs))
+                ):
+                    yield f"{key}: {fault}"
+
+
 def faults(mapping: Mapping, e: Einsum, arch: Arch) -> list[str]:
     """Returns why a mapping is not legal for this einsum on this machine, one line each. Capacities are
     checked by the evaluator.
@@ -508,7 +569,8 @@ def compressed_width(e: Einsum, arch: Arch) -> str:
             for level in arch.levels
             for of, bits in level.bits
             for p in e.tensors()
-            if p.format != "dense" and role(e, p.tensor) == of
+            if role(e, p.tensor) == of
+            and any(stored_at(one.formats, p, e).format != "dense" for one in arch.levels)
         ),
         "",
     )
@@ -517,6 +579,12 @@ def compressed_width(e: Einsum, arch: Arch) -> str:
 def _width_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     if line := compressed_width(e, arch):
         yield line
+    yield from format_faults(e, arch)
+    for one in mapping.shares if packing_levels(e, arch) else ():
+        yield (
+            f"share {one.level} {one.tensor}: parts that PEs pass round are counted in one format; leave it "
+            "out, or `formats` of the machine's memories"
+        )
     if arch.narrows_or_widens():
         for one in mapping.shares:
             yield (

@@ -42,6 +42,11 @@ def without_widths(memories: Iterable[str]) -> str:
     return " ".join(f"--set {name}.bits={{}}" for name in memories)
 
 
+def without_formats(memories: Iterable[str]) -> str:
+    """Returns the options by which memories store tensors as the workload says (`memory.formats`)."""
+    return " ".join(f"--set {name}.formats={{}}" for name in memories)
+
+
 def without_ports(memories: Iterable[str]) -> str:
     """Returns the options by which ports of memories serve all tensors, at one rate."""
     return " ".join(
@@ -85,6 +90,9 @@ REFUSED = {
         "does not time ports that serve some tensors, nor writes apart from reads",
         "the ports",
         without_ports,
+    ),
+    "formats": Refusal(
+        ("unfused", "best"), (), "does not count formats of single memories", "formats", without_formats
     ),
     "latency_ns": Refusal(
         ("unfused",), (), "does not count waits for first words", "latency_ns", without_latency

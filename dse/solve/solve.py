@@ -30,7 +30,17 @@ from dse.mapper.smaug.mapper import smaug
 from dse.mapping import schedule
 from dse.mapping.constraints import FREE, Constraints, Limit, computes, einsum_kind
 from dse.mapping.conversion import Conversion, with_conversions
-from dse.mapping.nest import Infeasible, Loop, Store, TensorLayout, compressed_width, faults, parse
+from dse.mapping.nest import (
+    Infeasible,
+    Loop,
+    Store,
+    TensorLayout,
+    compressed_width,
+    faults,
+    format_faults,
+    packing_levels,
+    parse,
+)
 from dse.mapping.nest import Mapping as Nest
 from dse.mapping.searched import (
     Mappings,
@@ -100,7 +110,7 @@ from hw import machine
 from hw.arch import ALL_OTHERS, EINSUM_KINDS, RANK_ROLES, ROLES, Arch, Rule
 from hw.component import closest_name
 from workloads.einsum import Einsum, TooLong, canonical_key, einsum
-from workloads.graph import Unique, Workload, base_tensor, counts, csr_results, unique
+from workloads.graph import Unique, Workload, base_tensor, counts, packed_results, unique
 
 Mapper = Callable[[Problem, Random], list[EinsumCost] | Infeasible]
 # arguments: position (from 0) of an einsum among the distinct ones of a workload, and its cost
@@ -196,9 +206,10 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     `solver.mapping`) not be obeyed: by these options, on a machine that prices layouts, or where a rule of
     the solver names nothing of the workload or tells equal einsums apart, which are mapped once.
     """
-    features = _features(arch, options)
+    features = _features(arch, workload, options)
     of_widths = (compressed_width(e, arch) for e in workload.einsums if arch.with_widths())
-    if line := next(filter(None, (*options.refusals(features), *of_widths)), ""):
+    of_formats = (line for e in workload.einsums if arch.with_formats() for line in format_faults(e, arch))
+    if line := next(filter(None, (*options.refusals(features), *of_widths, *of_formats)), ""):
         raise ValueError(line)
     for one in (one for one in (arch, *arch.units) if one.compute.lockstep):
         stepped = [own.tensor for e in workload.einsums for p in e.tensors() if (own := in_step(p, e))]
@@ -207,10 +218,11 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
             raise ValueError(line)
     for e in workload.einsums:
         computes(e, arch)
-    if (results := csr_results(workload)) and options.schedule not in ("unfused", "best"):
+    if (results := packed_results(workload)) and options.schedule not in ("unfused", "best"):
         named = f"{results[0].output.tensor} of {results[0].name}"
         raise ValueError(
-            f"solver.schedule = {options.schedule} does not count results in csr ({named}): mappers do, for "
+            f"solver.schedule = {options.schedule} does not count results in "
+            f"{results[0].output.format} ({named}): mappers do, for "
             "unfused schedules; leave it out, or store the result dense"
         )
     if not arch.mapping and not options.mapping:
@@ -256,11 +268,15 @@ def is_taken(arch: Arch, workload: Workload, options: SolverOptions) -> bool:
     return True
 
 
-def _features(arch: Arch, options: SolverOptions) -> dict[str, Sequence[object]]:
-    """Returns what of a machine and of rules not all schedules count, by feature (`options.COUNTED_BY`)."""
+def _features(arch: Arch, workload: Workload, options: SolverOptions) -> dict[str, Sequence[object]]:
+    """Returns what of a machine and of rules not all schedules count, by feature (`options.COUNTED_BY`);
+    formats of memories where some tensor of the workload has zeros.
+    """
+    packing = [packing_levels(e, one) for e in workload.einsums for one in (arch, *arch.units)]
     return {
         "bits": arch.with_widths(),
         "ports": arch.with_ports(),
+        "formats": list(dict.fromkeys(name for own in packing for name in own)),
         "latency_ns": arch.with_latency(),
         "along": arch.with_sharing(),
         "units": [one.compute.name.lower() for one in arch.units],

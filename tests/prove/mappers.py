@@ -1,7 +1,8 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
-        [--crowded 2000] [--widths 2000] [--ports 2000] [--shared 2000] [--waits 500] [--rules 2000]
+        [--crowded 2000] [--widths 2000] [--ports 2000] [--shared 2000] [--waits 500]
+        [--formats 500] [--rules 2000]
 
 Each problem is answered with gaps of 0, 1 and 5 % (under rules with one of these), and once more with a
 budget of a few choices of spatial unrollings, which ends most searches: what such an answer says of its gap
@@ -14,9 +15,10 @@ Larger problems on machines with little capacity are searched with and without b
 search that ends answers alike, and with a gap of 1 or 5 % its bound is no higher. Levels that narrow or widen
 elements are enumerated like the others, every fourth problem with buffers, every fifth on a network with
 prices; so are levels that say which port serves what, every third problem with buffers, and memories of which
-PEs along dimensions share instances, every fourth. Where memories let an einsum wait for first words, and
-under rules for mappings (these on machines that have some of all of that, widths, shared memories and PEs
-that do not reduce), the evaluator prices all mappings of small problems.
+PEs along dimensions share instances, every fourth. Where memories let an einsum wait for first words or store
+tensors with zeros in formats of their own (every third with buffers), and under rules for mappings (these on
+machines that have some of all of that, widths, shared memories and PEs that do not reduce), the evaluator
+prices all mappings of small problems.
 Prints, per group of problems, how large the enumerated spaces were and how many answers were proven. Ties are
 compared where cycles of the search are the evaluator's: fills overlap freely, and no padding makes another
 lane busier than the first. A false certificate, a gap too small, a machine that is called infeasible and is
@@ -37,17 +39,29 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from dse.mapper.baselines.exhaustive import mapspace_size
 from dse.mapper.exact import optimal as mapper
 from dse.mapper.exact import search
 from dse.mapper.exact.optimal import optimal
 from dse.mapping.constraints import FREE, Constraints, Factors, ruled
-from dse.mapping.nest import Infeasible, Loop, Mapping, faults
+from dse.mapping.nest import Infeasible, Loop, Mapping, faults, format_faults
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound, objective_value
 from dse.sim.einsum.limits import broken
 from dse.sim.levels.network import Uncounted
 from hw import machine
 from tests.enumeration import Best, enumerated, in_orders, mappings, padded
-from tests.nests import ported, shared, slow_to_answer, split_roles, widened
+from tests.nests import (
+    RESULTS,
+    compressed_result,
+    in_a_format,
+    in_other_formats,
+    packed,
+    ported,
+    shared,
+    slow_to_answer,
+    split_roles,
+    widened,
+)
 from tests.problems import GROUPS, OBJECTIVES, random_problem, with_networks
 from tests.test_limits import rule_sets
 from workloads import catalog
@@ -58,6 +72,7 @@ PROVEN = {
     "buffered, ports": 0.0,
     "buffered, shared": 0.0,
     "buffered, first words": 0.0,
+    "buffered, formats": 0.0,
     "networks": 0.0,
     "rules": 0.0,
 }  # else 0.95: with buffers the search counts less than the evaluator
@@ -286,7 +301,10 @@ def answers(seed: int, group: str, problem: Problem) -> list[Told]:
     for tiles in ("perfect", "imperfect_spatial"):
         best = (
             enumerated(problem, tiles, "tensors")
-            if problem.arch.overlap == "free" and not problem.arch.with_latency()
+            if problem.arch.overlap == "free"
+            and not problem.arch.with_latency()
+            and not problem.arch.with_formats()
+            and problem.einsum.output.format in ("dense", "csr")
             else priced_all(problem, tiles)
         )
         wrong = [*confirmed(problem, best)]
@@ -367,6 +385,36 @@ def with_latency(seed: int, most: int = SMALL) -> list[Told]:
         objective=rng.choice(["latency", "latency", "edp", "energy"]),
     )
     return answers(seed, "buffered, first words" if seed % 2 else "first words", problem)
+
+
+def formatted_of(seed: int, most: int = 3000) -> Problem:
+    """A small problem whose tensors have zeros, on a machine whose levels store them in other formats."""
+    rng = Random(f"formats of levels/{seed}")
+    while True:
+        base = problem_of(rng.randrange(10**6) * 8 + 7, most)  # of the group "sparse"
+        e = compressed_result(rng, rng.choice([*RESULTS]), 4) if rng.random() < 0.5 else base.einsum
+        e = in_other_formats(rng, e) if e.output.format != "dense" and rng.random() < 0.7 else e
+        e = in_a_format(rng, e) if e.output.format == "dense" and e.inputs[0].dims else e
+        arch = packed(base.arch, e, rng) if rng.random() < 0.85 else base.arch
+        if seed % 3 == 2:
+            levels = [
+                replace(one, double_buffer=v > 0 and rng.random() < 0.6) for v, one in enumerate(arch.levels)
+            ]
+            arch = replace(arch, levels=tuple(levels), overlap="buffered")
+        more = rng.choice([1, 2, 4])
+        room = [one.capacity_bits and more * one.capacity_bits for one in arch.levels]
+        arch = replace(
+            arch,
+            levels=tuple(replace(one, capacity_bits=n) for one, n in zip(arch.levels, room, strict=True)),
+        )
+        is_small = mapspace_size(e, arch, "imperfect_spatial") <= most
+        if is_small and arch.levels[0].capacity_bits is None and not any(format_faults(e, arch)):
+            return replace(base, einsum=e, arch=arch, objective=rng.choice(OBJECTIVES))
+
+
+def with_formats(seed: int) -> list[Told]:
+    """What is wrong with the answers of a problem whose levels store tensors with zeros in other formats."""
+    return answers(seed, "buffered, formats" if seed % 3 == 2 else "formats", formatted_of(seed))
 
 
 def featured_of(seed: int) -> Problem:
@@ -527,6 +575,7 @@ def main() -> int:
         ports=2_000,
         shared=2_000,
         waits=500,
+        formats=500,
         rules=2_000,
     )
     rows = over(partial(told, most=given.most), given.first, given.problems)
@@ -538,5 +587,6 @@ def main() -> int:
     rows += over(partial(with_ports, most=given.most), given.first, given.ports)
     rows += over(partial(with_sharing, most=given.most), given.first, given.shared)
     rows += over(with_latency, given.first, given.waits)
+    rows += over(with_formats, given.first, given.formats)
     rows += over(with_rules, given.first, given.rules)
     return summed(rows, ("perfect", "imperfect_spatial"))

@@ -1,7 +1,7 @@
 """Closed form == oracle, counts, footprints and energy: 10,000 random (operator, machine, mapping) each of
 thirteen kinds, 0 mismatches; and 2,000 random machine files (MACHINES) with widths, ports, first words,
-memories that PEs share, PEs that do not reduce, PEs in lockstep, supply voltages, rules, gates and operands
-in every format, these with their cycles.
+memories that PEs share, PEs that do not reduce, PEs in lockstep, supply voltages, rules, gates, operands and
+results in every format, and formats of single memories, these with their cycles.
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ from dse.sim.counts.counts import count
 from dse.sim.einsum.cost import price
 from hw import machine
 from hw.arch import ROLES, Arch
-from tests.nests import RICH, random_case, rich_case, rich_einsum, rich_mapping
+from tests.nests import (
+    RESULTS,
+    RICH,
+    compressed_result,
+    in_a_format,
+    in_other_formats,
+    packed,
+    random_case,
+    rich_case,
+    rich_einsum,
+    rich_mapping,
+)
 from tests.oracle import port_bits, walk
 from tests.test_counts import mismatch, unlike
-from tests.test_formats import stored_as
 from workloads.einsum import Einsum
 
 CASES = 10_000
@@ -195,9 +205,17 @@ def machine_case(seed: int) -> tuple[Einsum, Arch, Mapping]:
         if isinstance(arch, Arch) and arch.compute.lockstep:
             e = in_groups(rng, e)
         elif e.inputs[0].dims and rng.random() < 0.5:
-            e = stored_as(rng, e)
-        packed = {role(e, p.tensor) for p in e.tensors() if p.format != "dense"}
-        if not isinstance(arch, Arch) or any(packed & {*dict(level.bits)} for level in arch.levels):
+            e = in_a_format(rng, e)
+        elif rng.random() < 0.3:
+            e = compressed_result(rng, rng.choice([*RESULTS]), 5)
+            e = in_other_formats(rng, e) if rng.random() < 0.7 else e
+        if not isinstance(arch, Arch):
+            continue
+        has_zeros = any(p.density < 1 for p in e.inputs)
+        if has_zeros and not arch.compute.lockstep and rng.random() < 0.5:
+            arch = packed(arch, e, rng)
+        own = {role(e, p.tensor) for p in e.tensors() if p.format != "dense"}
+        if any(own & {*dict(level.bits)} for level in arch.levels):
             continue
         mapping = rich_mapping(rng, e, arch)
         if e.points() <= 4000 and not faults(mapping, e, arch):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors, primes
 from dse.mapping.constraints import minimal_mapping
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, bits_at, faults, may_keep
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, bits_at, faults, may_keep, stored_at
 from dse.sim.counts.counts import Counted, counted, footprints, tile_bits
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, objective_value
@@ -585,7 +585,9 @@ def _held_bits(e: Einsum, arch: Arch, v: int, tiles: Tiles, spread: Tiles) -> ND
     """
     total = sum(
         (
-            bits_of_tiles(p, tiles, bits_at(arch.levels[v], p.tensor, e, arch))
+            bits_of_tiles(
+                stored_at(arch.levels[v].formats, p, e), tiles, bits_at(arch.levels[v], p.tensor, e, arch)
+            )
             for p in _tier_tensors(e, arch, (v,))
         ),
         np.zeros_like(next(iter(tiles.values()))),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, product, zip_longest
 from math import gcd, inf, prod
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -42,7 +42,7 @@ from dse.mapper.exact.spatial import (
 )
 from dse.mapping.classes import rank_of
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
-from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role, unrollable
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role, stored_at, unrollable
 from dse.run import deadline
 from dse.sim.counts.actions import (
     accesses_per_elem,
@@ -418,14 +418,17 @@ def _search_factors(
     )
     # where tiles overlap or are compressed a tile may need more room twice, cut, than the whole does; and
     # bounds that know the room of all PEs end too late there to pay
-    is_counted = all(_serves(p, e) for p in e.tensors())
+    packed = _packed(e, arch)
+    is_counted = all(_serves(p, e, own) for p, own in zip(e.tensors(), packed, strict=True))
     instances = [arch.instances(v) for v in range(len(arch.levels))]
+    # rows of a compressed tensor have a pointer in each tile
+    sinks = tables.einsum.full & ~(np.array(packed)[:, None] & tables.in_last_dim)
     has_lines = np.array([_line_bits(arch, v) > 0 for v in range(len(arch.levels))])
     min_along, fills = _least_along(constraints, arch)
     limits_trips, limited, least_trips, most_trips = _temporal_limits(constraints, arch, tables.ranks)
     above, orders, rank_inside, keeps_inside, ordered = _order_limits(constraints, arch, tables.ranks)
     rules = state.Rules(
-        tables.sinks[:, None, :] & ~has_lines[None, :, None],
+        sinks[:, None, :] & ~has_lines[None, :, None],
         inside,
         stationary_tensor,
         _unconstrained_groups(arch, constraints),
@@ -705,7 +708,7 @@ class Tables:
     pool: state.Pool
     outer_pool: state.Pool  # with `stored` of its own, which `batch_search.set_outer_bounds` writes
     memo: state.Memo
-    sinks: NDArray[np.bool_]  # [X, R] whether a tensor's node passes below a loop over the rank at no cost
+    in_last_dim: NDArray[np.bool_]  # [X, R] whether the rank is in the last dimension, of columns
 
 
 def _covering_fanout(f: Fanout) -> Fanout:
@@ -837,10 +840,7 @@ def _tables(
             [unshared(p, e, lockstep) for p in tensors],
         )
     )
-    sinks = full.copy()
-    for x, p in enumerate(tensors):
-        if p.format != "dense":
-            sinks[x] &= [rank not in p.dims[-1].ranks() for rank in ranks]
+    in_last_dim = np.array([[rank in p.dims[-1].ranks() for rank in ranks] for p in tensors], np.bool_)
     kind, offset, stored, rank_of, coef = [], [], [], [], []
     for p in tensors:
         for dim in p.dims:
@@ -870,7 +870,6 @@ def _tables(
         stored_size=np.array(stored, np.int64),
         dim_ranks=np.array(rank_of, np.int64).reshape(-1, 2),
         coef=np.array(coef, np.int64).reshape(-1, 2),
-        csr_density=np.array([0.0 if p.format == "dense" else p.stored_density() for p in tensors]),
         rank_order=np.argsort([len(o.is_uneven) for o in rank_unrollings], kind="stable"),
     )
     groups_outside = [
@@ -881,7 +880,7 @@ def _tables(
     unreduced = sum(1 << g for g, group in enumerate(groups) if not group.reduce)
     pool = _pool(rank_unrollings, groups_outside, unreduced)
     outer_pool = pool._replace(stored=pool.stored.copy())
-    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, outer_pool, memo, sinks)
+    return Tables(ranks, tensor_names, rank_unrollings, arrays, pool, outer_pool, memo, in_last_dim)
 
 
 def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
@@ -1037,17 +1036,22 @@ def _machine(
     outside = sorted({g.outside for g in groups})
     leak = np.array([one.arch.leak_mw() / one.arch.clock_ghz for one in problems])
     units = [_unit_widths(p, e, arch) for p in (*e.inputs, e.output)]
+    stored = [[stored_at(level.formats, p, e) for level in arch.levels] for p in e.tensors()]
     return state.Machine(
         capacity=np.array(
             [inf if level.capacity_bits is None else float(level.capacity_bits) for level in arch.levels]
         ),
         bits=np.array(
             [
-                [bits + p.index_bits, p.pointer_bits, p.mask_bits()]
-                for p, (bits, _) in zip((*e.inputs, e.output), units, strict=True)
+                [[bits + own.index_bits, own.pointer_bits, own.mask_bits()] for own in held]
+                for held, (bits, _) in zip(stored, units, strict=True)
             ],
             np.float64,
         ),
+        density=np.array(
+            [[0.0 if own.format == "dense" else own.stored_density() for own in held] for held in stored]
+        ),
+        packed=np.array(_packed(e, arch)),
         uses_capacity=np.array(
             [
                 [
@@ -1445,7 +1449,7 @@ def _form(
         flat(low_sums),
     )
     bits, no_coefs = bits_of(e, arch), np.zeros((0, 0, 0))
-    serves = [_serves(p, e) for p in (*e.inputs, e.output)]
+    serves = [_serves(p, e, packed) for p, packed in zip(e.tensors(), _packed(e, arch), strict=True)]
     outer_code, outer_choices, outer_without = _outer_codes(holder_sets, _outer_levels(groups), serves)
     terms = state.Terms(
         quantity=np.array([q[:5] for q in quantities], np.int64),
@@ -1519,13 +1523,21 @@ def _outer_levels(groups: Sequence[Group]) -> int:
     return min((g.outside for g in groups), default=0)
 
 
-def _serves(p: Projection, e: Einsum) -> bool:
+def _packed(e: Einsum, arch: Arch) -> tuple[bool, ...]:
+    """Returns, per tensor, whether some level stores it compressed."""
+    return tuple(
+        any(stored_at(level.formats, p, e).format != "dense" for level in arch.levels) for p in e.tensors()
+    )
+
+
+def _serves(p: Projection, e: Einsum, packed: bool) -> bool:
     """Whether the outer costs of a tensor have what the outermost level serves to a node inside of a fan-out.
-    No smaller tiles of it move fewer words: it is dense, and each dimension has one rank, without gaps.
+    No smaller tiles of it move fewer words: it is dense everywhere (not `_packed`), and each dimension has
+    one rank, without gaps.
     """
     sizes = e.sizes()
     terms = [(dim, [(r, c) for r, c in dim.terms if sizes[r] > 1]) for dim in p.dims]
-    return p.format == "dense" and all(
+    return not packed and all(
         len(own) <= 1 and dim.offset == 0 and all(c == 1 and dim.size >= sizes[r] for r, c in own)
         for dim, own in terms
     )
@@ -1643,7 +1655,7 @@ def _link(
     double_buffered = not compute and levels[child].double_buffer
     child_waits = not compute and parts.exposed[child].begin < parts.exposed[child].drains_end
 
-    no_price = _price_of_nothing(levels[parent])
+    no_price, is_outer_cost = _price_of_nothing(levels[parent]), _serves(p, e, _packed(e, arch)[x])
 
     def add(
         v: int, action: str, kind: int, own_groups: int, merged: int, scale: float, in_bound: bool
@@ -1713,7 +1725,7 @@ def _link(
             serve_keys = [PartKey("serve", crossed, v, side) for crossed in range(v, child)]
             rows += [(busiest, parts.index[key], cycles) for key in serve_keys if key in parts.index]
         is_outer = child < outer_levels or (
-            v == parent == 0 < outer_levels and not compute and not line_bits and _serves(p, e)
+            v == parent == 0 < outer_levels and not compute and not line_bits and is_outer_cost
         )
         for q, part, more in rows:
             into = [found, *([low] if in_bound else [])]
@@ -1722,49 +1734,65 @@ def _link(
             for row in into if any_nonzero(more) else ():
                 _add_entry(row, q, part, more)
 
-    compressed, (elem_words, row_words) = p.format != "dense", p.compressed_words(arch.word_bits)
-    each = elem_words if compressed else 1.0
-    pointers = [(state.ROWS, row_words)] if compressed and not compute else []
-    amounts = (
-        [(state.POINTS, direct_elems(p, e, arch.word_bits, arch.compute.lockstep))]
-        if compute
-        else [(state.WORDS, each)]
-    )
-    amounts += [] if output else pointers
-    sparse_counts = sparse(e, arch.word_bits, arch.compute.lockstep) if output and compute else None
-    first_reads = (
-        [
-            (state.NONZERO_OUTPUTS, -sparse_counts.first_reads),
-            (state.COMPUTE_FIRST_READS, -sparse_counts.first_reads_per_pe),
-        ]
-        if sparse_counts
-        else [(state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -each)]
-    )
-    skipped_reads = first_reads if output and levels[parent].skip_first_read else []
+    stored = [stored_at(levels[v].formats, p, e) for v in (parent, child)[: 1 if compute else 2]]
+    compressed = any(own.format != "dense" for own in stored)
+    lockstep = arch.compute.lockstep
+    sparse_counts = sparse(e, stored[0], arch.word_bits, lockstep) if output and compute else None
+
+    def moved(own: Projection) -> Moved:
+        """What moves of the tensor as it is stored at an end of the link."""
+        packed, (elem_words, row_words) = own.format != "dense", own.compressed_words(arch.word_bits)
+        each = elem_words if packed else 1.0
+        pointers = [(state.ROWS, row_words)] if packed and not compute else []
+        amounts = (
+            [(state.POINTS, direct_elems(own, e, arch.word_bits, lockstep))]
+            if compute
+            else [(state.WORDS, each)]
+        )
+        amounts += [] if output else pointers
+        first_reads = (
+            [
+                (state.NONZERO_OUTPUTS, -sparse_counts.first_reads),
+                (state.COMPUTE_FIRST_READS, -sparse_counts.first_reads_per_pe),
+            ]
+            if sparse_counts
+            else [
+                (state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -each)
+            ]
+        )
+        only_written = (
+            [(state.NONZERO_OUTPUTS, sparse_counts.writes)]
+            if sparse_counts and sparse_counts.writes
+            else pointers
+        )
+        skipped = first_reads if output and levels[parent].skip_first_read else []
+        return Moved(amounts, skipped, only_written)
+
+    at_parent, at_child = moved(stored[0]), moved(stored[-1])
     # of first fills of what is gathered no least number of words is known
     dense = double_buffered and child_waits and not compressed and not is_gathered
     filled = [(state.FIRST_FILLS, 1.0)] if dense and not (output and levels[parent].skip_first_read) else []
     drained = [(state.LAST_DRAINS, 1.0)] if dense and not (output and p.partial_ranks()) else []
-    for kind, scale in (*amounts, *skipped_reads, *filled):
-        # the first of all PEs that add to an element finds none to read, the others add to it
-        merged = common | between if (kind, scale) in skipped_reads else shared
-        add(parent, "read", kind, own[parent], merged, scale, not skipped_reads)
-        if not compute:
-            add(child, "fill", kind, own[child], common, scale, not skipped_reads)
-    only_written = (
-        [(state.NONZERO_OUTPUTS, sparse_counts.writes)]
-        if sparse_counts and sparse_counts.writes
-        else pointers
-    )
+    amounts, skipped_reads, only_written = at_parent
+    reads, child_fills = ((*one.amounts, *one.skipped_reads, *filled) for one in (at_parent, at_child))
+    for served, brought in zip_longest(reads, child_fills):
+        if served:
+            # the first of all PEs that add to an element finds none to read, the others add to it
+            merged = common | between if served in skipped_reads else shared
+            add(parent, "read", served[0], own[parent], merged, served[1], not skipped_reads)
+        if brought and not compute:
+            add(child, "fill", brought[0], own[child], common, brought[1], not skipped_reads)
     crossing = [Crossing(kind, words, not skipped_reads) for kind, words in (*amounts, *skipped_reads)]
     crossing += [Crossing(kind, words, True) for kind, words in (*amounts, *only_written)] if output else []
     for quantity, pj, in_bound in _networks(problem, tensors, x, parent, child, position, shared, crossing):
         for row in (found, low) if in_bound else (found,):
             _add_entry(row, quantity, state.PJ, pj)
-    for kind, scale in (*amounts, *drained, *only_written) if output else ():
-        add(parent, "write", kind, own[parent], shared, scale, True)
-        if not compute:
-            add(child, "drain", kind, own[child], common, scale, True)
+    writes, child_drains = ((*one.amounts, *drained, *one.only_written) for one in (at_parent, at_child))
+    for taken, drain in zip_longest(writes, child_drains) if output else ():
+        if taken:
+            add(parent, "write", taken[0], own[parent], shared, taken[1], True)
+        if drain and not compute:
+            add(child, "drain", drain[0], own[child], common, drain[1], True)
     first_pe_elems = Quantity(state.POINTS if compute else state.WORDS, x, position, mask[child], mask[child])
     for cycles, q in _folds(e, arch, tensors[x], parent, child, first_pe_elems):
         for row in (found, low):
@@ -1773,11 +1801,19 @@ def _link(
     if output and not compute and between and any_nonzero(added_pj):
         # Merges are the partial sums that all PEs drain minus those that are left after merging. The
         # difference is at least 0, and both grow alike with smaller tiles, so the lower bound has it too.
-        added_pj = added_pj * (p.density if compressed else 1.0)
+        added_pj = added_pj * (p.density if stored[-1].format != "dense" else 1.0)
         for merged, pj in ((common, added_pj), (common | between, -added_pj)):
             for row in (found, low):
                 _add_entry(row, Quantity(state.WORDS, x, position, merged, 0), state.PJ, pj)
     return found, low, outer, outer_low
+
+
+class Moved(NamedTuple):
+    """What a link moves at one of its ends: (Quantity.kind, words per unit of the quantity)."""
+
+    amounts: list[tuple[int, float]]  # one way
+    skipped_reads: list[tuple[int, float]]  # of a result: first reads, negative
+    only_written: list[tuple[int, float]]  # of a result: what does not come back
 
 
 class Crossing(NamedTuple):

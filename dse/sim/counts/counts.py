@@ -10,9 +10,10 @@ from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
 
-from dse.mapping.nest import Loop, Mapping, Store, bits_at, role
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, role, stored_at
 from dse.sim.counts.actions import UNPRICED, Key
 from dse.sim.counts.terms import (
+    End,
     Formulas,
     NestSums,
     Row,
@@ -30,7 +31,6 @@ from dse.sim.counts.terms import (
     passes,
     resting_position,
     serves,
-    sparse,
     unshared,
     value,
     wiring,
@@ -72,6 +72,12 @@ class Footprint:
     # filled more than once (a temporal loop stands above the position that the node sinks to), so a double
     # buffer doubles it
     is_refilled: bool
+
+
+class Violated(RuntimeError):
+    """A contradiction in the model, after which no result can be trusted. The message names the einsum, the
+    machine and the mapping.
+    """
 
 
 Elems = tuple[float, list[float]]  # of all instances; of each instance that may be the busiest of a port
@@ -176,7 +182,7 @@ def recipe(nest: Mapping, e: Einsum, wires: Wiring, whole_einsum: Einsum) -> For
 
     whole_einsum: as in `nest_sums`
     """
-    s = Formulas(e, nest, wires, sparse(whole_einsum, wires.word_bits, wires.lockstep))
+    s = Formulas(e, nest, wires, whole_einsum)
     found: dict[Key, tuple[list[Term], list[Term]]] = {}
 
     def add(store: Store, action: str, terms: Sequence[tuple[Term, ...]], outside: str = "") -> None:
@@ -250,6 +256,7 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
     projections = {p.tensor: p for p in e.tensors()}
     outer = arch.levels[0].name
     layout_levels = arch.layout_levels()
+    formats = {level.name: level.formats for level in arch.levels}
     level_above: dict[str, str] = {}  # tensor -> level of its last node
     found = []
     tile, below_loop = e.sizes(), False
@@ -274,6 +281,7 @@ def footprints(mapping: Mapping, e: Einsum, arch: Arch) -> tuple[Footprint, ...]
         refilled = below_loop or any(
             isinstance(loop, Loop) and loop.tile < tile[loop.rank] for loop in sink_nodes
         )
+        p = stored_at(formats[node.level], p, e)
         found.append(Footprint(node.level, node.tensor, tile_words(p, sunk_tile, arch.word_bits), refilled))
     return tuple(found)
 
@@ -318,6 +326,7 @@ class Delivery:
     bits: int  # per element: the width at the parent's level, outside of the fan-out
     unshared: frozenset[str]  # ranks along which PEs share nothing
     access: float  # words per access of compute; 1 for a node
+    is_dense: bool  # whether the level outside stores it dense
 
 
 def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
@@ -330,7 +339,7 @@ def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
         inner = order[link.child.level] if link.child else len(order)
         if not order[link.parent.level] < f.outside <= inner:
             continue
-        source_terms = [serves(s, link, False)]
+        stored, source_terms = s.stored(link, End.PARENT), [serves(s, link, False)]
         if link.is_output:
             source_terms.append(writes(s, link, False))
             source_terms += [serves(s, link, False, skip=True)] if link.parent.level in s.wires.skips else []
@@ -341,7 +350,8 @@ def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
                 sums.total(crossing(s, link)),
                 bits_at(arch.levels[order[link.parent.level]], link.tensor.tensor, s.e, arch),
                 link.ranks if link.child else unshared(link.tensor, s.e, s.wires.lockstep),
-                1.0 if link.child else direct_elems(link.tensor, s.e, arch.word_bits, s.wires.lockstep),
+                1.0 if link.child else direct_elems(stored, s.e, arch.word_bits, s.wires.lockstep),
+                stored.format == "dense",
             )
         )
     return found

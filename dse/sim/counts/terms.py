@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapping.constraints import stationary
-from dse.mapping.nest import Loop, Mapping, Store
+from dse.mapping.nest import Loop, Mapping, Store, stored_at
 from dse.sim.counts.spans import (
     ALL,
     ALL_PES,
@@ -37,7 +37,7 @@ from dse.sim.counts.spans import (
     span_sum,
     tile_spans,
 )
-from hw.arch import OUTSIDE, ROLES, Arch
+from hw.arch import OUTSIDE, ROLES, Arch, Stored
 from workloads.einsum import Dim, Einsum, Projection, TileColumns, TooLong, in_groups
 
 # trips counted of a loop, narrowed to its first trip
@@ -123,6 +123,8 @@ class Wiring:
     # (level, role, fill or drain) of what goes through a port of its own there (`Level.apart_outside`)
     outside: frozenset[tuple[str, str, str]] = frozenset()
     lockstep: bool = False  # PEs step through operands in N:M together (`in_step`)
+    # levels that store tensors with zeros in formats of their own, by name
+    packing: tuple[tuple[str, tuple[Stored, ...]], ...] = ()
 
     def has_own(self, node: Store | None, at: int, i: int, loop: Loop) -> bool:
         """True if PEs of the spatial loop at position i each have an instance of what the node at position
@@ -192,6 +194,7 @@ def wiring(arch: Arch) -> Wiring:
             if level.apart_outside(of, action)
         ),
         arch.compute.lockstep,
+        tuple((level.name, level.formats) for level in arch.levels if level.formats),
     )
 
 
@@ -291,13 +294,13 @@ class Sparse:
     K: combinations of the ranks that inputs with zeros have and the result lacks
     q: expected products of nonzeros per element. q exceeds K where windows overlap in the result; ranks that
         no input with zeros has count as one product.
-    d: share of the elements that are stored: 1 of a dense result, the nonzeros of a compressed one
+    d: share of the elements that products may add to: 1 of a dense result, the nonzeros of a compressed one
 
-    If q < d, what is stored is still written once, as a zero. Every PE that adds to an element skips its
-    first read of it. If one PE computes all K combinations, min(q, d) reads are skipped; if K PEs compute one
-    each, min(q, K); between, the number is interpolated linearly. At a memory, PEs that do not reduce count
-    as one (`additions`). Of a compressed result an access is of a value and its column, and a pointer is
-    written per row.
+    If q < d, what is stored is still written once, as a zero; so are the zeros of runs that are too long.
+    Every PE that adds to an element skips its first read of it. If one PE computes all K combinations,
+    min(q, d) reads are skipped; if K PEs compute one each, min(q, K); between, the number is interpolated
+    linearly. At a memory, PEs that do not reduce count as one (`additions`). Of a compressed result an access
+    is of a value and its index, and pointers of rows or the mask are written once.
     """
 
     writes: float  # extra writes per combination
@@ -305,16 +308,17 @@ class Sparse:
     first_reads_per_pe: float  # skipped first reads per element and PE
 
 
-def sparse(e: Einsum, word_bits: int, lockstep: bool) -> Sparse | None:
+def sparse(e: Einsum, output: Projection, word_bits: int, lockstep: bool) -> Sparse | None:
     """Returns what zeros add to the accesses of compute, in widths of elements of the result on machines with
-    words of `word_bits`; None: no input has zeros. lockstep: as of `unshared`. In step every element has
-    products, the first of which finds none to add to.
+    words of `word_bits`; None: no input has zeros. output: the result as the level that compute adds to
+    stores it. lockstep: as of `unshared`. In step every element has products, the first of which finds none
+    to add to.
     """
     share = nonzero_share(e)
     if share == 1:
         return None
     share = 1.0 if lockstep and in_step(e.output, e) else share
-    sizes, output, output_ranks = e.sizes(), e.output, e.output.ranks()
+    sizes, output_ranks = e.sizes(), e.output.ranks()
     combinations = prod(n for rank, n in e.extents if rank in unshared(output, e, lockstep) - output_ranks)
     elements = prod(
         dim_sum(dim, tuple((sizes[rank], ((1, ALL),)) for rank in dim.ranks()), False, True)
@@ -322,23 +326,29 @@ def sparse(e: Einsum, word_bits: int, lockstep: bool) -> Sparse | None:
     )
     expected = share * combinations * prod(sizes[rank] for rank in output_ranks) / elements
     is_dense = output.format == "dense"
-    stored = 1.0 if is_dense else output.density
-    entry, pointers = (
-        (1.0, 0.0) if is_dense else (entry_words(output, word_bits), _pointers(output, e, word_bits))
+    touched = 1.0 if is_dense else output.density
+    zeros = 0.0 if is_dense else output.stored_density() - output.density  # stored in runs that are too long
+    entry, beside = (
+        (1.0, 0.0)
+        if is_dense
+        else (
+            entry_words(output, word_bits),
+            _pointers(output, e, word_bits) + output.mask_bits() / (output.bits or word_bits),
+        )
     )
-    expected_first = min(expected, stored)
+    expected_first = min(expected, touched)
     first_per_pe = (
         (min(expected, combinations) - expected_first) / (combinations - 1) if combinations > 1 else 0.0
     )
     return Sparse(
-        ((stored - expected_first) * entry + pointers) / combinations,
+        ((touched - expected_first + zeros) * entry + beside) / combinations,
         (expected_first - first_per_pe) / combinations * entry,
         first_per_pe * entry,
     )
 
 
 def entry_words(p: Projection, word_bits: int) -> float:
-    """Returns the width of a nonzero of a compressed result, a value and its column, in widths of a value."""
+    """Returns the width of a nonzero of a compressed result, a value and its index, in widths of a value."""
     return 1 + p.index_bits / (p.bits or word_bits)
 
 
@@ -364,20 +374,21 @@ def in_step(p: Projection, e: Einsum) -> Projection | None:
     group's rank moves it.
     """
     own = in_groups(e)
-    return None if own and p is e.output and own.dims[-1].ranks()[0] in p.ranks() else own
+    return None if own and p.tensor == e.output.tensor and own.dims[-1].ranks()[0] in p.ranks() else own
 
 
 def direct_elems(p: Projection, e: Einsum, word_bits: int, lockstep: bool) -> float:
     """Returns the elements per iteration that compute exchanges directly with a level, where no node of the
     tensor stands between.
 
-    A compressed input is read whole: value and column of every nonzero and a pointer per row, in widths of
-    its elements, since zeros of other inputs are not known before. Any other tensor moves one element
-    wherever no input is known to be zero, a compressed result with its column; in lockstep, of groups that
-    PEs may share, all M values (`in_step`).
+    p: the tensor as that level stores it. A compressed input is read whole: value and index of every nonzero
+    with the pointers of rows or the mask, in widths of its elements, since zeros of other inputs are not
+    known before. Any other tensor moves one element wherever no input is known to be zero, a compressed
+    result with its index; in lockstep, of groups that PEs may share, all M values (`in_step`).
     """
-    if p is e.output or p.format == "dense":
-        own = in_step(p, e) if lockstep and p is not e.output else None
+    is_output = p.tensor == e.output.tensor
+    if is_output or p.format == "dense":
+        own = in_step(p, e) if lockstep and not is_output else None
         if own and own.dims[-1].ranks()[0] in p.ranks() and not set(own.ranks()) <= p.ranks():
             return 1.0
         share = nonzero_share(e)
@@ -449,7 +460,7 @@ class Formulas:
     e: Einsum
     nest: Mapping  # without tile sizes (`without_tile_sizes`)
     wires: Wiring
-    sparse: Sparse | None = None  # what zeros add to the accesses of compute
+    whole_einsum: Einsum | None = None  # as in `counts.nest_sums`; None: e
     rows: tuple[Row, ...] = ()  # in the order of the nest's nodes
     factors: list[Factor] = field(default_factory=list)  # different factors; a Term names them by index
     # index in `factors`, by what identifies the factor
@@ -465,6 +476,7 @@ class Formulas:
     # per tensor and dimension: (dimension, number among different dimensions, its ranks, `is_whole`)
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
     gathered: Gathered | None = field(init=False)
+    sparse: Sparse | None = field(init=False)  # what zeros add to the accesses of compute
 
     def __post_init__(self) -> None:
         """Sets the fields that follow from einsum, nest and wires. A dimension that `is_whole` has no
@@ -474,6 +486,11 @@ class Formulas:
         self.loops = [(i, node) for i, node in enumerate(self.nest.nodes) if isinstance(node, Loop)]
         self.all_trips = (ALL,) * len(self.loops)
         self.gathered = gathered(self.e) if self.wires.gathers else None
+        wires, summed = self.wires, [link for link in self.links if link.is_output and not link.child]
+        self.sparse = None
+        for link in summed:
+            stored = self.stored(link, End.PARENT)
+            self.sparse = sparse(self.whole_einsum or self.e, stored, wires.word_bits, wires.lockstep)
         self.sizes, dim_numbers = self.e.sizes(), dict[Dim, int]()
         self.dims = {
             p.tensor: [
@@ -482,6 +499,15 @@ class Formulas:
             ]
             for p in self.e.tensors()
         }
+
+    def stored(self, link: Link, end: End) -> Projection:
+        """Returns a link's tensor as it is stored at an end: at its child, or at its parent, which also sends
+        and takes it over networks.
+        """
+        if not self.wires.packing:
+            return link.tensor
+        level = link.child.level if link.child and end is End.CHILD else link.parent.level
+        return stored_at(dict(self.wires.packing).get(level, ()), link.tensor, self.e)
 
     def of_dims(
         self, p: Projection, cuts: CountedLoops, clip: bool, distinct: int = 0, sliding_rank: str = ""
@@ -542,6 +568,7 @@ class End(Enum):
     PARENT = 0  # PEs that share an access (multicast or spatial reduction) count once
     CHILD = 1  # every PE counts
     MEMORY = 2  # as PARENT, but of PEs that add to the same element one after the other only the first counts
+    NETWORK = 3  # every PE counts, in the format of the parent
 
 
 def fills(
@@ -603,11 +630,11 @@ def drains(
 
 def crossing(s: Formulas, link: Link) -> tuple[Term, ...]:
     """Returns the elements that all PEs below a link exchange over it, both ways for an output."""
-    one_way = fills(s, link, False)
+    one_way = _transfers(s, link, End.NETWORK, False, (), False)
     skips = link.is_output and link.parent.level in s.wires.skips
-    skipped_reads = fills(s, link, False, skip=True) if skips else ()
+    skipped_reads = _transfers(s, link, End.NETWORK, False, (), True) if skips else ()
     return (
-        (*one_way, *one_way, *_written_only(s, link, End.CHILD, False), *skipped_reads)
+        (*one_way, *one_way, *_written_only(s, link, End.NETWORK, False), *skipped_reads)
         if link.is_output
         else one_way
     )
@@ -631,7 +658,7 @@ def _transfers(
     key = (link.tensor.tensor, link.child_at, link.rests_at, end, one_instance, skip, trips_counted)
     if key not in s.memo:
         cuts = _cuts(s, link, trips_counted, skip, _pe_rule(s, link, end, one_instance, link.ranks))
-        s.memo[key] = tuple(_terms(s, link, cuts, skip))
+        s.memo[key] = tuple(_terms(s, link, s.stored(link, end), cuts, skip))
     return s.memo[key]
 
 
@@ -643,11 +670,11 @@ def _written_only(
     """
     trips_counted = trips_counted or s.all_trips
     if link.child:
-        if link.tensor.format == "dense":
+        if (stored := s.stored(link, end)).format == "dense":
             return ()
         cuts = _cuts(s, link, trips_counted, False, _pe_rule(s, link, end, one_instance, link.ranks))
         dims = s.of_dims(link.tensor, cuts, clip=True)
-        return (_row_term(s, link, cuts, dims, _missing_ranks(s, link, cuts)),)
+        return (_row_term(s, stored, cuts, dims, _missing_ranks(s, link, cuts)),)
     if not s.sparse:
         return ()
     return _distinct_terms(
@@ -709,7 +736,7 @@ def _pe_rule(
         in_parent = not s.wires.has_own(link.parent, link.parent_at, i, loop)
         if in_parent and not s.wires.has_own(link.child, link.child_at, i, loop):
             return FIRST
-        if not in_parent or end is End.CHILD:
+        if not in_parent or end in (End.CHILD, End.NETWORK):
             return INSTANCE_PE if one_instance else ALL_PES
         if end is End.MEMORY and not shared[loop.over] and loop.rank not in counted_ranks:
             return FIRST
@@ -731,7 +758,7 @@ def merges(s: Formulas, link: Link) -> Iterator[Term]:
     """Yields the partial sums that are added to sums of other PEs, in the array or at the parent: the
     elements that all PEs drain, minus the elements that remain after the reduced ranks are added up.
     """
-    p, own = link.tensor, s.wires.has_own
+    p, own = s.stored(link, End.CHILD), s.wires.has_own
 
     def crosses(i: int, loop: Loop) -> bool:
         return own(link.child, link.child_at, i, loop) and not own(link.parent, link.parent_at, i, loop)
@@ -801,15 +828,15 @@ def _cuts(
     return found
 
 
-def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[Term]:
+def _terms(s: Formulas, link: Link, p: Projection, cuts: CountedLoops, skip: bool) -> Iterator[Term]:
     """Yields the elements that a link moves in the counted trips: the sum of its child's clipped tiles, or
-    the single accesses of compute (`direct_elems`).
+    the single accesses of compute (`direct_elems`). p: its tensor as it is stored where they are counted.
 
     A compressed tile is a value and a column per nonzero and a pointer per row (CSR), in widths of its
     elements. Of an output pointers are written with every tile (`drains`), not read.
     """
     # tiles of a node are clipped to what is stored, single accesses of compute are not
-    has_child, p, sign = link.child is not None, link.tensor, -1 if skip else 1
+    has_child, sign = link.child is not None, -1 if skip else 1
     sliding_loop = next(
         (
             loop
@@ -830,17 +857,17 @@ def _terms(s: Formulas, link: Link, cuts: CountedLoops, skip: bool) -> Iterator[
         return
     yield Term(sign * p.compressed_words(s.wires.word_bits)[0], (*dims, *outer))
     if not link.is_output:
-        yield _row_term(s, link, cuts, dims, outer)
+        yield _row_term(s, p, cuts, dims, outer)
 
 
 def _row_term(
-    s: Formulas, link: Link, cuts: CountedLoops, dims: tuple[int, ...], outer: tuple[int, ...]
+    s: Formulas, p: Projection, cuts: CountedLoops, dims: tuple[int, ...], outer: tuple[int, ...]
 ) -> Term:
     """Returns the row pointers of the tiles of a compressed tensor, in widths of its elements. dims, outer:
     factors of its dimensions, and of ranks that it lacks
     """
-    last = (s.factor_number(None, rank, (rank,), cuts) for rank in link.tensor.dims[-1].ranks())
-    return Term(link.tensor.compressed_words(s.wires.word_bits)[1], (*dims[:-1], *last, *outer))
+    last = (s.factor_number(None, rank, (rank,), cuts) for rank in p.dims[-1].ranks())
+    return Term(p.compressed_words(s.wires.word_bits)[1], (*dims[:-1], *last, *outer))
 
 
 def _missing_ranks(s: Formulas, link: Link, cuts: CountedLoops) -> tuple[int, ...]:

@@ -16,9 +16,9 @@ from math import prod
 
 import numpy as np
 
-from dse.mapping.nest import Loop, Mapping, Store, bits_at
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, stored_at
 from dse.sim.counts.actions import action_pj, busy, elapsed_cycles
-from dse.sim.counts.counts import recipe, takes_capacity
+from dse.sim.counts.counts import Violated, recipe, takes_capacity
 from dse.sim.counts.spans import FIRST, INSTANCE_PE
 from dse.sim.counts.terms import (
     Factor,
@@ -36,6 +36,7 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
+ROUNDING = 1e-9  # counts below 0 by less than this share of the iterations come from rounding of floats
 BLOCK = 4096  # mappings per block, so that their counts stay in the cache
 # rank -> tile sizes of its loops, outermost first, per option
 TileOptions = Dict[str, Sequence[Sequence[int]]]
@@ -102,7 +103,12 @@ def tables(nest: Mapping, e: Einsum, arch: Arch, options: TileOptions) -> Tables
             sizes.append(
                 [(Term(1, ()), p.stored_bits(arch.word_bits) * takes_capacity(p, e))]
                 if outermost
-                else _tile_terms(s, p, rests_at, bits_at(levels[node.level], p.tensor, e, arch))
+                else _tile_terms(
+                    s,
+                    stored_at(levels[node.level].formats, p, e),
+                    rests_at,
+                    bits_at(levels[node.level], p.tensor, e, arch),
+                )
             )
             refills.append([Term(1, () if outermost else passes(s, rests_at, all_pes=False))])
     return Tables(s, options, instances(s, tiles), tuple(node_levels), sizes, refills)
@@ -130,7 +136,7 @@ def _tile_terms(s: Formulas, p: Projection, rests_at: int, bits: int) -> list[tu
 
 def cost_many(compiled: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     """Returns energy, latency and held bits of C mappings, as `cost.price` and `cost.occupied_bits` compute
-    them.
+    them. Raises Violated where a count is negative.
 
     choices: [C, R], number of the option per rank, ranks in the order of the einsum's extents
     """
@@ -197,6 +203,13 @@ def _block(t: Tables, e: Einsum, arch: Arch, choices: Ints) -> Costs:
     """Returns the costs of at most BLOCK mappings."""
     sums, rows, ones = nest_sums(t, choices), t.formulas.rows, np.ones(len(choices))
     totals = [sums.total(row.total) * ones for row in rows]
+    for row, total in zip(rows, totals, strict=True):
+        if total.min(initial=0.0) < -ROUNDING * e.points():
+            level, tensor, action = row.key
+            raise Violated(
+                f"{e.name} on {arch.name}: {total.min()} {action}s of {tensor} at {level}, in\n"
+                f"{t.formulas.nest} with options {choices[int(total.argmin())].tolist()} of {t.options}"
+            )
     energy = sum(total * action_pj(row.key, e, arch) for row, total in zip(rows, totals, strict=True))
     components = busy(
         [

@@ -11,7 +11,7 @@ import numpy as np
 
 from dse.mapping.nest import role
 from dse.run.compiled import njit
-from dse.sim.einsum.bounds import EXACT, Needs, needs
+from dse.sim.einsum.bounds import EXACT, Formats, Needs, needs
 from hw.arch import ROLES
 from hw.columns import Columns
 from workloads.arrays import Bools, Floats, Ints
@@ -87,15 +87,17 @@ def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[
         rows = np.flatnonzero((columns.word_bits == word_bits) & (columns.lockstep == lockstep))
         batch = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
         found[:, rows] = _sequential(
-            _needs_table(run_tuple, word_bits, lockstep),
+            _needs_table(run_tuple, word_bits, lockstep, columns.formats),
             Machines(*(np.ascontiguousarray(batch.column(name)) for name in Machines._fields)),
         )
     return found[0], found[1]
 
 
 @lru_cache(maxsize=64)
-def _needs_table(runs: tuple[tuple[Einsum, float], ...], word_bits: int, lockstep: bool) -> NeedsTable:
-    all_needs: list[Needs] = [needs(e, word_bits, lockstep) for e, _ in runs]
+def _needs_table(
+    runs: tuple[tuple[Einsum, float], ...], word_bits: int, lockstep: bool, formats: Formats
+) -> NeedsTable:
+    all_needs: list[Needs] = [needs(e, word_bits, lockstep, formats) for e, _ in runs]
     max_operands = max(len(n.operands) for n in all_needs)
     mask_count = max((len(n.common) for n in all_needs), default=0)
     kinds = {"mac": MAC, "copy": COPY}

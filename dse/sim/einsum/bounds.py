@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapping.constraints import computes
-from dse.mapping.nest import role
+from dse.mapping.nest import role, stored_at
 from dse.sim.counts.actions import first_word_cycles, op_cycles, op_pj
 from dse.sim.counts.terms import direct_elems, gathered, nonzero_share, unshared
-from hw.arch import Arch
+from hw.arch import Arch, Stored
 from workloads.einsum import Dim, Einsum, Projection
 
+Formats = tuple[tuple[Stored, ...], ...]
 MAX_JOINT = 3  # most operands that are bounded together; one more doubles the sets in `Needs.common`
 EXACT = 1 << 53  # 2^53: floats represent every integer below it
 
@@ -140,16 +141,19 @@ class Rates:
 
 
 @lru_cache(maxsize=1 << 14)
-def needs(e: Einsum, word_bits: int, lockstep: bool = False) -> Needs:
+def needs(e: Einsum, word_bits: int, lockstep: bool = False, formats: Formats = ()) -> Needs:
     """Returns what lower bounds read of an einsum on machines with words of `word_bits`. lockstep: as of
-    `terms.unshared`.
+    `terms.unshared`. formats: of each level (`Level.formats`); compute accesses least words of all of these.
     """
     tensors, sizes = e.tensors(), e.sizes()
     unshared_ranks = [unshared(p, e, lockstep) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= MAX_JOINT else ()
     common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
     operands = tuple(Operand(words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
-    compute_words = tuple(e.points() * direct_elems(p, e, word_bits, lockstep) for p in tensors)
+    compute_words = tuple(
+        e.points() * min(direct_elems(stored, e, word_bits, lockstep) for stored in own)
+        for own in ({p, *(stored_at(one, p, e) for one in formats)} for p in tensors)
+    )
     return Needs(
         einsum=e,
         points=e.points(),
@@ -164,7 +168,7 @@ def needs(e: Einsum, word_bits: int, lockstep: bool = False) -> Needs:
 
 def _needs_on(e: Einsum, arch: Arch) -> Needs:
     """Returns what lower bounds read of an einsum on a machine."""
-    return needs(e, arch.word_bits, arch.compute.lockstep)
+    return needs(e, arch.word_bits, arch.compute.lockstep, tuple(level.formats for level in arch.levels))
 
 
 def _most_shared(e: Einsum, mask: int, unshared_ranks: Sequence[frozenset[str]]) -> int:

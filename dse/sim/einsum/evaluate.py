@@ -11,10 +11,10 @@ from fractions import Fraction
 from math import inf
 
 from dse.mapping.conversion import Conversion
-from dse.mapping.nest import Infeasible, Loop, Mapping, mapping_key
+from dse.mapping.nest import Infeasible, Loop, Mapping, mapping_key, packing_levels
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import Mappings, Space, certificate_words, encoded
-from dse.sim.counts.counts import Count, Counted, added_up, counted, footprints
+from dse.sim.counts.counts import Count, Counted, Violated, added_up, counted, footprints
 from dse.sim.counts.terms import wiring
 from dse.sim.einsum import boundary, bounds, cost
 from dse.sim.einsum.boundary import ALONE, Boundary
@@ -232,12 +232,6 @@ def objective_value(objective: str, energy_pj: float, latency_cycles: float) -> 
     return {"energy": energy_pj, "latency": latency_cycles, "edp": energy_pj * latency_cycles}[objective]
 
 
-class Violated(RuntimeError):
-    """A contradiction in the model, after which no result can be trusted. The message names the einsum, the
-    machine and the mapping.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What a mapper solves: one einsum on one machine."""
@@ -378,6 +372,7 @@ def key_of(problem: Problem, mapping: Mapping, layout_sensitive: bool = False) -
     suffix += f" {layout_sizes}" if layout_sizes else ""
     widths = [(level.name, level.bits) for level in arch.levels if level.bits]
     suffix += f" {widths}" if widths else ""
+    suffix += f" {wires.packing}" if packing_levels(e, arch) else ""
     return mapping_key(
         f"{canonical_key(e)} {arch.word_bits} {wires.dims} {sorted(wires.skips)} {wires.systolic}{suffix}",
         mapping,

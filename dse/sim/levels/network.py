@@ -380,7 +380,7 @@ def _mean_links(
     beyond = {rank for d in p.dims for rank in d.ranks() if d.size < e.sizes()[rank]}
     window_ranks = [c.rank for c in loops if c.rank in p.partial_ranks() | beyond]
     clipped_ranks = {rank for d in p.dims if _is_clipped(d, e) for rank in d.ranks()} & set(window_ranks)
-    if window_ranks and (p is e.output or p.tensor in remote or p.format != "dense"):
+    if window_ranks and (p is e.output or p.tensor in remote or not delivery.is_dense):
         raise Uncounted(
             f"parfor {window_ranks[0]} cuts windows of {p.tensor}, whose hops are not counted; split "
             f"another rank over {f.name}"

@@ -11,7 +11,7 @@ from dse.layout.address import Layout, row_major
 from dse.layout.text import parse
 from dse.mapping import nest
 from dse.mapping.constraints import Constraints, computes
-from dse.mapping.nest import Loop, Mapping, Store, bits_at
+from dse.mapping.nest import Loop, Mapping, Store, bits_at, packing_levels
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.sim.counts.counts import nest_sums
 from dse.sim.einsum.boundary import ALONE, is_sliced, network_traffic, whole_nest
@@ -32,7 +32,7 @@ from dse.sim.schedule.placed import (
 )
 from hw.arch import Arch, Level
 from workloads.einsum import Einsum, Projection, canonical_key
-from workloads.graph import Workload, base_tensor, counts, csr_results
+from workloads.graph import Workload, base_tensor, counts, packed_results
 
 
 def faults(arch: Arch, workload: Workload, schedule: Schedule) -> list[str]:
@@ -149,10 +149,17 @@ def counted_one_by_one(arch: Arch, workload: Workload) -> str:
             f"{arch.name} has {', '.join(one.compute.name.lower() for one in arch.units)}: map its einsums "
             "one by one"
         )
-    if results := csr_results(workload):
+    if packing := [name for e in workload.einsums for name in packing_levels(e, arch)]:
         return (
-            "einsums share loops, tensors or time, which is not counted of results in csr "
-            f"({results[0].output.tensor} of {results[0].name}): map einsums one by one, or store it dense"
+            "einsums share loops, tensors or time, which is not counted of tensors in formats of single "
+            f"memories; {arch.name} has {packing[0]}.formats: map its einsums one by one, or leave formats "
+            "out"
+        )
+    if results := packed_results(workload):
+        first = results[0]
+        return (
+            f"einsums share loops, tensors or time, which is not counted of results in {first.output.format} "
+            f"({first.output.tensor} of {first.name}): map einsums one by one, or store it dense"
         )
     return ""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from dse.mapping.nest import Infeasible, Store
 from dse.mapping.schedule import Schedule, Segment, rename
 from dse.sim.counts.actions import op_pj
-from dse.sim.counts.counts import Count, Footprint
+from dse.sim.counts.counts import Count, Footprint, Violated
 from dse.sim.counts.latency import Number, largest
 from dse.sim.einsum import boundary, bounds, cost
 from dse.sim.einsum.boundary import ALONE
@@ -32,7 +32,6 @@ from dse.sim.einsum.evaluate import (
     Problem,
     SegmentCost,
     Solution,
-    Violated,
     certificate_text,
     einsum_cost,
     objective_value,

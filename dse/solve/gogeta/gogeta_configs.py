@@ -19,7 +19,8 @@ from dse.mapping.nest import Mapping as Nest
 from dse.mapping.schedule import Schedule
 from dse.mapping.searched import Mappings, Space, certificate_words
 from dse.run import deadline
-from dse.sim.einsum.evaluate import Memory, Solution, Violated
+from dse.sim.counts.counts import Violated
+from dse.sim.einsum.evaluate import Memory, Solution
 from dse.sim.schedule.graph import evaluate
 from dse.solve.gogeta import clusters, emitted, residency_plan
 from dse.solve.gogeta.accesses import AccessList, Phase, one_by_one

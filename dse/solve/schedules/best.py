@@ -10,14 +10,8 @@ from dataclasses import replace
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible
 from dse.mapping.searched import covers
-from dse.sim.einsum.evaluate import (
-    ROUNDING_GAP,
-    Solution,
-    Violated,
-    gap_in_space_text,
-    objective_value,
-    relative_gap,
-)
+from dse.sim.counts.counts import Violated
+from dse.sim.einsum.evaluate import ROUNDING_GAP, Solution, gap_in_space_text, objective_value, relative_gap
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import UNTIMED, among_schedules, evaluate
 from dse.solve.schedules.fused import with_certificate

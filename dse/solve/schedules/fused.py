@@ -41,13 +41,13 @@ from dse.mapping.nest import Infeasible, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
 from dse.run import deadline
+from dse.sim.counts.counts import Violated
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
     EinsumCost,
     Problem,
     ProgressFn,
     Solution,
-    Violated,
     certificate_text,
     gap_in_space_text,
     no_progress,

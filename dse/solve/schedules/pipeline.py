@@ -30,10 +30,10 @@ from dse.mapping.nest import Infeasible, Loop, Store
 from dse.mapping.schedule import Branch, Region, Schedule, Segment, sequential
 from dse.mapping.searched import Space, mappings_of, tile_counts, windowed_ranks
 from dse.run import deadline
+from dse.sim.counts.counts import Violated
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
     Solution,
-    Violated,
     certificate_text,
     gap_in_space_text,
     objective_value,

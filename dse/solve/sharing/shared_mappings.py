@@ -36,11 +36,11 @@ from numpy.typing import NDArray
 from dse.mapping.constraints import minimal_mapping
 from dse.mapping.nest import Infeasible, Mapping
 from dse.sim.counts.actions import UNPRICED, action_pj, elapsed_cycles
-from dse.sim.counts.counts import footprints, nest_sums
+from dse.sim.counts.counts import Violated, footprints, nest_sums
 from dse.sim.einsum import bound_kernels
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import cycles_of, occupied_bits, ports
-from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, Violated, einsum_cost, pes_used
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Problem, einsum_cost, pes_used
 from dse.solve.sharing.anchors import Anchors, Prices, distinct_prices, no_anchors, raise_bounds, with_anchor
 from dse.solve.sharing.shared_schedules import prices, times, unit
 from hw.arch import Arch, FieldRole, Slot, slots

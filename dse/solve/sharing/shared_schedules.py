@@ -41,12 +41,12 @@ from dse.mapping.nest import Infeasible
 from dse.mapping.schedule import Schedule, rename, sequential
 from dse.mapping.searched import Space
 from dse.sim.counts.actions import UNPRICED, action_pj, compute_component, elapsed_cycles, op_pj
-from dse.sim.counts.counts import nest_sums
+from dse.sim.counts.counts import Violated, nest_sums
 from dse.sim.einsum import boundary
 from dse.sim.einsum.boundary import ALONE
 from dse.sim.einsum.bounds import lower_bound, needs, rates
 from dse.sim.einsum.cost import Price, batch_arch, ports
-from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Solution, Violated, relative_gap
+from dse.sim.einsum.evaluate import ROUNDING_GAP, EinsumCost, Solution, relative_gap
 from dse.sim.schedule.graph import evaluate, schedule_lower_bound, with_reservations
 from dse.sim.schedule.placed import Placed
 from dse.solve.schedules.fused import with_certificate

@@ -500,7 +500,7 @@ def fits_tensor(x: int, v: int, e: Einsum, p: Pool, m: Machine, w: Work) -> bool
     for r in range(w.largest.shape[0]):
         w.largest[r] = p.span[w.unrolling[r], m.position[v], 1] - 1
     return bool(
-        tile_bits(x, w.largest, w.largest, True, -1, e, p, m) * m.uses_capacity[x, v]
+        tile_bits(x, v, w.largest, w.largest, True, -1, e, p, m) * m.uses_capacity[x, v]
         <= m.capacity[v]
         < np.inf
     )

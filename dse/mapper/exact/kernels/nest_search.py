@@ -93,7 +93,7 @@ def stationarity_ok(d: int, rules: Rules, p: Pool, m: Machine, w: Work) -> bool:
 
 
 @njit_inlined
-def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
+def must_loop_below(d: int, n: int, r: int, e: Einsum, m: Machine, w: Work) -> bool:
     """Whether a loop over rank r may have to stand below node n, though n could sink below it: for the sake
     of a double-buffered node further out, still to be placed, whose level has the capacity for its whole
     tensor once.
@@ -115,7 +115,7 @@ def must_loop_below(d: int, n: int, r: int, e: Einsum, w: Work) -> bool:
             and other != n
             and not w.placed[d] >> other & 1
             and e.has_rank[y, r]
-            and (e.in_window[y, r] or e.csr_density[y] > 0)
+            and (e.in_window[y, r] or m.packed[y])
         )
     return must_loop
 
@@ -144,13 +144,13 @@ def may_loop_here(d: int, n: int, r: int, e: Einsum, p: Pool, m: Machine, rules:
     if rules.ordered[r]:
         return True
     if x < 0:  # no storage node: loops alone, directly inside a fan-out boundary (Work.nodes)
-        return must_loop_below(d, n, r, e, w)
+        return must_loop_below(d, n, r, e, m, w)
     if (
         parent >= 0
         and rules.sinks[x, parent, r]
         and x != rules.stationary
         and not rules.limited[r]
-        and not must_loop_below(d, n, r, e, w)
+        and not must_loop_below(d, n, r, e, m, w)
     ):
         return False
     if d > 0 and w.position[d] == w.nodes[w.node[d - 1], POSITION]:
@@ -177,7 +177,8 @@ def fits(d: int, n: int, loops_final: bool, e: Einsum, p: Pool, m: Machine, rule
         if other != n and w.nodes[other, LEVEL] == level and not w.placed[d] >> other & 1:
             x = w.nodes[other, TENSOR]
             need += (
-                tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m) * m.uses_capacity[x, level]
+                tile_bits(x, level, w.node_tile[d], w.node_tile[d], True, -1, e, p, m)
+                * m.uses_capacity[x, level]
             )
     return bool(need <= m.capacity[level])
 
@@ -196,12 +197,12 @@ def tile_bits_at(d: int, n: int, e: Einsum, p: Pool, m: Machine, rules: Rules, w
     """Bits of one tile of node n after it sinks."""
     x, level, parent = w.nodes[n, TENSOR], w.nodes[n, LEVEL], w.nodes[n, PARENT]
     if parent < 0:
-        return float(tile_bits(x, w.node_tile[d], w.node_tile[d], True, -1, e, p, m))
+        return float(tile_bits(x, level, w.node_tile[d], w.node_tile[d], True, -1, e, p, m))
     sinks = not m.no_sink[x, parent, level]
     set_reached(d, x, sinks, e, p, m, rules, w)
     if sinks:
-        return float(sunk_tile_bits(x, w.node_tile[d], w.reached, e, p, m))
-    return float(whole_tile_bits(x, w.node_tile[d], w.reached, e, p, m))
+        return float(sunk_tile_bits(x, level, w.node_tile[d], w.reached, e, p, m))
+    return float(whole_tile_bits(x, level, w.node_tile[d], w.reached, e, p, m))
 
 
 @njit_inlined
@@ -256,7 +257,9 @@ def node_bits(
     tile = tile_bits_at(d, n, e, p, m, rules, w)
     bits: float = m.uses_capacity[x, level] * tile
     if loops_final and m.double_buffer[level]:
-        is_refilled = parent >= 0 and tile < tile_bits(x, w.node_tile[d], w.reached, sinks, -1, e, p, m)
+        is_refilled = parent >= 0 and tile < tile_bits(
+            x, level, w.node_tile[d], w.reached, sinks, -1, e, p, m
+        )
         for r in range(w.inner_tile.shape[1]):
             is_refilled = (
                 is_refilled
@@ -291,7 +294,7 @@ def place_node(
     if has_end_stalls:
         sinks = parent < 0 or not m.no_sink[x, parent, level]
         set_reached(d, x, sinks, e, p, m, rules, w)
-        window_rank = best_window(x, w.node_tile[d], w.reached, sinks, e, p, m)
+        window_rank = best_window(x, level, w.node_tile[d], w.reached, sinks, e, p, m)
         for r in range(w.sunk_tile.shape[0]):
             w.sunk_tile[r] = (
                 w.reached[r] if (sinks and e.full[x, r]) or r == window_rank else w.node_tile[d, r]

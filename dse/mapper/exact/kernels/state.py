@@ -75,7 +75,6 @@ class Einsum(NamedTuple):
     stored_size: Ints  # [Dm]
     dim_ranks: Ints  # [Dm, 2] its ranks, -1 where there is none
     coef: Ints  # [Dm, 2]
-    csr_density: Floats  # [X] values that are stored per element of a compressed tensor, else 0
     rank_order: Ints  # [R] in which order ranks are unrolled
 
 
@@ -110,10 +109,12 @@ class Machine(NamedTuple):
     """
 
     capacity: Floats  # [V] bits
-    # [X, 3] of an element (or a nonzero with its index), of a row pointer, and of each element, zero or not,
-    # of a compressed tensor; where levels differ in the
-    # width of an element, bits that divide all of these widths (search._unit_widths)
+    # [X, V, 3] of an element (or a nonzero with its index), of a row pointer, and of each element, zero or
+    # not, of a tensor that the level stores compressed; where levels differ in the width of an element, bits
+    # that divide all of these widths (search._unit_widths)
     bits: Floats
+    density: Floats  # [X, V] values that are stored per element of a tensor that the level compresses, else 0
+    packed: Bools  # [X] whether some level stores a tensor compressed
     # [X, V] how often an element takes its `bits`: 0 where the schedule accounts for the tensor's capacity,
     # else 1, or the width of an element at the level over `bits`
     uses_capacity: Floats

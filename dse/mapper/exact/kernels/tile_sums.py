@@ -506,31 +506,35 @@ def min_hull_sum(dim: int, k: int, mask: int, unrolling: Ints, e: Einsum, p: Poo
 
 
 @njit_inlined
-def sunk_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
-    """Bits of a node of tensor x that sinks below the loops directly inside of it. tile, inner_tile: [R] the
-    tiles above and below these loops.
+def sunk_tile_bits(x: int, v: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+    """Bits of a node of tensor x at level v that sinks below the loops directly inside of it. tile,
+    inner_tile: [R] the tiles above and below these loops.
     """
-    return tile_bits(x, tile, inner_tile, True, best_window(x, tile, inner_tile, True, e, p, m), e, p, m)
+    window = best_window(x, v, tile, inner_tile, True, e, p, m)
+    return tile_bits(x, v, tile, inner_tile, True, window, e, p, m)
 
 
 @njit_inlined
-def whole_tile_bits(x: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
+def whole_tile_bits(x: int, v: int, tile: Ints, inner_tile: Ints, e: Einsum, p: Pool, m: Machine) -> float:
     """Bits of a node of tensor x that does not sink below the loops directly inside of it; it may still slide
     along one window (terms.slides).
     """
-    return tile_bits(x, tile, inner_tile, False, best_window(x, tile, inner_tile, False, e, p, m), e, p, m)
+    window = best_window(x, v, tile, inner_tile, False, e, p, m)
+    return tile_bits(x, v, tile, inner_tile, False, window, e, p, m)
 
 
 @njit_inlined
-def best_window(x: int, tile: Ints, inner_tile: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine) -> int:
+def best_window(
+    x: int, v: int, tile: Ints, inner_tile: Ints, sinks: bool, e: Einsum, p: Pool, m: Machine
+) -> int:
     """The window's rank whose loop saves the node most bits if it sinks below that loop too (a node can sink
     into one window only); -1: none saves. If the node does not sink (sinks False), only tiles of inputs
     slide, along a rank that stands in one dimension of the tensor.
     """
-    best, lowest_bits = -1, tile_bits(x, tile, inner_tile, sinks, -1, e, p, m)
+    best, lowest_bits = -1, tile_bits(x, v, tile, inner_tile, sinks, -1, e, p, m)
     for r in range(tile.shape[0]):
         if e.in_window[x, r] and tile[r] != inner_tile[r] and (sinks or is_in_one_dim(x, r, e)):
-            bits = tile_bits(x, tile, inner_tile, sinks, r, e, p, m)
+            bits = tile_bits(x, v, tile, inner_tile, sinks, r, e, p, m)
             if bits < lowest_bits:
                 best, lowest_bits = r, bits
     return best
@@ -547,11 +551,11 @@ def is_in_one_dim(x: int, r: int, e: Einsum) -> bool:
 
 @njit_inlined
 def tile_bits(
-    x: int, tile: Ints, inner_tile: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine
+    x: int, v: int, tile: Ints, inner_tile: Ints, sinks: bool, window: int, e: Einsum, p: Pool, m: Machine
 ) -> float:
-    """Bits of a node of tensor x (counts.tile_bits). tile, inner_tile: [R] the tiles above and below the
-    loops directly inside of it. sinks: it sinks below loops over ranks that stand alone in a dimension.
-    window: it also sinks below the loop over this rank of a window, -1: below none.
+    """Bits of a node of tensor x at level v (counts.tile_bits). tile, inner_tile: [R] the tiles above and
+    below the loops directly inside of it. sinks: it sinks below loops over ranks that stand alone in a
+    dimension. window: it also sinks below the loop over this rank of a window, -1: below none.
     """
     elems, rows = 1.0, 1.0
     for dim in range(e.first_dim[x], e.first_dim[x + 1]):
@@ -565,8 +569,8 @@ def tile_bits(
         elems *= dim_length
         if dim < e.first_dim[x + 1] - 1:
             rows *= dim_length
-    bits: float = elems * m.bits[x, 0]
-    if e.csr_density[x] > 0.0:
-        bits = np.ceil(np.round(e.csr_density[x] * elems, 6)) * m.bits[x, 0] + rows * m.bits[x, 1]
-        bits += elems * m.bits[x, 2]
+    bits: float = elems * m.bits[x, v, 0]
+    if m.density[x, v] > 0.0:
+        bits = np.ceil(np.round(m.density[x, v] * elems, 6)) * m.bits[x, v, 0] + rows * m.bits[x, v, 1]
+        bits += elems * m.bits[x, v, 2]
     return bits
