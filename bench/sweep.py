@@ -12,8 +12,9 @@ processes (proportional shares), disk, resume. Drawn: as many machines of ResNet
 ones; disk, fronts, and what views compute. Shared: so many random machines of one array, ResNet-50 and
 SqueezeNet, which share mappings; CPU seconds of the table, and of each step from number to committed part,
 beside machines solved exactly (together, since they differ in prices and rates alone). Whole: a run of so
-many, from an empty cache and with tables kept. Structures: so many random machines of any array, at gaps of
-5 and 1 %, as one batch that shares mappings, beside some of them alone.
+many, from an empty cache and with tables kept. Structural: batches of random lattices (16 array shapes, 25
+pairs of capacities, 12 prices), SqueezeNet and ResNet-50, at a gap of 5 %, and a quarter of them at 1 %;
+beside some of them alone. Structures: one batch of so many random machines of any size, beside some alone.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ from dse.frontend import runs
 from dse.run import folder as folders
 from dse.run.record import MODEL_VERSION, SOLVER_VERSION
 from dse.solve.sharing.shared_mappings import Table
+from dse.solve.solve import load_kernels
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
-from dse.study.sampler import generation_machines, permutation
+from dse.study.sampler import permutation
 from dse.study.study import Study
 
 STUDY = """
@@ -86,16 +88,21 @@ name: structural
 workloads: [{workload}]
 machine: edge_array
 space:
-  array.x: {arrays}
-  array.y: {arrays}
-  gbuf.capacity: {{from: 16 KiB, to: 2 MiB, step: x2}}
-  regf.capacity: [64 B, 96 B, 128 B, 192 B, 256 B, 384 B, 512 B]
+  array.x: {x}
+  array.y: {y}
+  gbuf.capacity: [{gbuf}]
+  regf.capacity: [{regf}]
   dram.kind: [ddr3, ddr4, lpddr4, lpddr5, gddr6, hbm2]
+  clock_mhz: [500, 1000]
 objectives: [energy_pj, latency_ns, area_mm2]
-search: {{method: {method}, seed: 7, generation: {generation}}}
+search: {{{search}}}
 solver: {{gap: {gap}, sharing_gap: {sharing_gap}}}
 """
-LATTICE, ANY = "[4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48]", "{from: 4, to: 64, step: 1}"
+ANY = {  # sizes of any edge array
+    **dict.fromkeys("xy", "{from: 4, to: 64, step: 1}"),
+    "gbuf": "16 KiB, 32 KiB, 64 KiB, 128 KiB, 256 KiB, 512 KiB, 1 MiB, 2 MiB",
+    "regf": "64 B, 96 B, 128 B, 192 B, 256 B, 384 B, 512 B",
+}
 DEFAULTS = {
     "machines": 100_000,
     "solved": 120,
@@ -428,46 +435,66 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
     os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 
-def structural(folder: Path, workload: str, method: str, gap: float, machines: int, alone: int) -> None:
-    """Batches of so many machines in all, which share mappings, beside some of them alone."""
+def lattice(seed: int) -> dict[str, str]:
+    """16 array shapes and 25 pairs of capacities, drawn at random."""
+    rng = np.random.default_rng(seed)
+    of_arrays = (str(sorted(rng.choice(np.arange(4, 65), 4, replace=False).tolist())) for _ in "xy")
+    gbuf, regf = (
+        ", ".join(f"{size} {unit}" for size in sorted(rng.choice(sizes, 5, replace=False).tolist()))
+        for sizes, unit in ((np.arange(32, 2049, 16), "KiB"), (np.arange(64, 513, 16), "B"))
+    )
+    return dict(zip(("x", "y", "gbuf", "regf"), (*of_arrays, gbuf, regf), strict=True))
 
-    def job(sharing_gap: float, own_gap: float) -> Job:
-        path = folder / f"structural-{workload}-{method}-{sharing_gap}.yaml"
-        arrays = LATTICE if method == "exhaustive" else ANY
+
+def structural(
+    folder: Path, workload: str, gap: float, machines: int, alone: int, of_lattices: bool = True
+) -> None:
+    """Random batches of random lattices of 4,800 machines, one batch of each lattice, until there are so many
+    machines (else one batch of so many random machines of any size); beside some of the last batch alone.
+    """
+    search = "method: exhaustive" if of_lattices else f"method: random, seed: 7, generation: {machines}"
+
+    def job(seed: int, sharing_gap: float, own_gap: float) -> Job:
+        path = folder / f"structural-{workload}-{sharing_gap}-{seed}.yaml"
         path.write_text(
             STRUCTURAL.format(
                 workload=workload,
-                method=method,
-                arrays=arrays,
-                generation=min(machines, 1024),
+                search=search,
                 gap=own_gap,
                 sharing_gap=sharing_gap,
+                **(lattice(seed) if of_lattices else ANY),
             )
         )
         return job_of(studies.load(path))
 
-    many, one_by_one = job(gap, min(gap, 0.01)), job(0.0, gap)
-    assert many.batch_index
-    places = np.random.default_rng(5).permutation(many.study.space.size)
-    solve_lease(one_by_one, Lease(0, (Ask(int(places[0]), 0, "bench"),)))  # loads the kernels
-    begun, done, batches, gaps = time.process_time(), 0, 0, [0.0]
+    load_kernels()
+    seconds, done, batches, gaps = Counter[str](), 0, 0, [0.0]
     while done < machines:
-        of_generation = generation_machines(many.study.search, many.study.space.size, batches)
-        first = of_generation[:1] if method == "random" else places[batches : batches + 1]
+        many = job(batches, gap, min(gap, 0.01))
+        assert many.batch_index
+        begun = time.process_time()
+        size = many.study.space.size
+        first = np.random.default_rng(batches).integers(size, size=1)
+        if not of_lattices:
+            first = generation_machines(many.study.search, size, batches)[:1]
         block, _ = next(many.batch_index.of(first))
         found = block.solved_tables()[0]
         assert isinstance(found, Table)
         fits = np.flatnonzero(found.fits)
         gaps += batch_eval.sums_at(block.batch, found, fits).optimality_gap.tolist()
+        seconds["together"] += time.process_time() - begun
         done, batches = done + len(block.machines), batches + 1
-    together = (time.process_time() - begun) / done
-    begun = time.process_time()
-    for number in block.machines[:: max(1, len(block.machines) // alone)][:alone].tolist():
-        solve_machine(one_by_one, Ask(number, 0, "bench"))
-    each = (time.process_time() - begun) / alone
+        print(
+            f"{workload}, {gap:.0%}: {done} machines, {done / seconds['together']:.1f} a second", flush=True
+        )
+    one_by_one = job(batches - 1, 0.0, gap)
+    own = block.machines[:: max(1, len(block.machines) // max(1, alone))][:alone].tolist()
+    for number in own:
+        spent(seconds, "alone", solve_machine, one_by_one, Ask(number, 0, "bench"))
+    together, each = seconds["together"] / done, seconds["alone"] / max(1, len(own))
     print(
-        f"{workload}, {method}, gap {gap:.0%}: {done} machines in {batches} batches, {1 / together:.1f} "
-        f"machines a second and core (alone {1 / each:.2f}: {each / together:.1f} times); gaps "
+        f"{workload}, gap {gap:.0%}: {done} machines in {batches} batches, {1 / together:.1f} machines a "
+        f"second and core" + f" (alone {1 / each:.2f}: {each / together:.0f} times)" * bool(own) + f"; gaps "
         f"{np.mean(gaps):.1%} in the mean, {max(gaps):.1%} at most",
         flush=True,
     )
@@ -488,11 +515,13 @@ def main() -> None:
         for workload in ("light_resnet50", "squeezenet") if chosen.shared else ():
             shared(Path(folder), workload, chosen.shared, chosen.solved)
         for workload in ("light_squeezenet", "light_resnet50") if chosen.structural else ():
-            for method, gap in (("exhaustive", 0.05), ("exhaustive", 0.01), ("random", 0.05)):
-                structural(Path(folder), workload, method, gap, chosen.structural, chosen.alone)
+            for gap in (0.05, 0.01):
+                structural(
+                    Path(folder), workload, gap, chosen.structural // (4 if gap < 0.05 else 1), chosen.alone
+                )
         for workload in ("light_squeezenet", "light_resnet50") if chosen.structures else ():
             for gap in (0.05, 0.01):
-                structural(Path(folder), workload, "random", gap, chosen.structures, chosen.alone)
+                structural(Path(folder), workload, gap, chosen.structures, chosen.alone, False)
         if chosen.whole:
             whole(Path(folder), "light_resnet50", chosen.whole, chosen.workers)
         if chosen.million:

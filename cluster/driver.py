@@ -28,7 +28,7 @@ from itertools import islice, takewhile
 from math import prod
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -95,7 +95,9 @@ REPORT_S = 1.0  # seconds between progress reports
 # the rate is that of so many seconds, if so many machines a worker were solved in them
 RATE_S, RATE_MACHINES = 60.0, 8
 PROBES, PROBE_S = 20, 4.0  # machines that a dry run solves; seconds after which it begins no further one
-PREPARE_S = 12.0  # seconds that a dry run waits for its first machine, and for what machines share
+PREPARE_S = 12.0  # seconds that a dry run waits for its first machine, and for schedules that machines share
+# seconds after which a dry run begins no further batch of machines that share mappings, and waits for no more
+BATCHES_S, LAST_BATCH_S = 20.0, 60.0
 PROBE_THREAD = "dse probe"
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
 START_S = 10.0  # seconds that Ray and its actors take to start
@@ -346,7 +348,8 @@ def _no_answer(study: Study) -> str:
     """Returns that no machine was solved in time, and what takes less."""
     options = study.solver
     of = "what machines share" if options.sharing_gap else "a machine"
-    less = [f"none: no answer of {of} within {PREPARE_S:.0f} s", "a run says more after a minute"]
+    waited = BATCHES_S + LAST_BATCH_S if options.sharing_gap and options.schedule == "unfused" else PREPARE_S
+    less = [f"none: no answer of {of} within {waited:.0f} s", "a run says more after a minute"]
     if options.objective == "edp" and options.schedule != "unfused":
         less.append("objective edp searches three times, energy once")
     may_share = options.schedule == "unfused" or (options.schedule, options.objective) == ("fused", "energy")
@@ -359,9 +362,10 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
     """Estimates time, disk and memory of a run from up to PROBES random machines of the space, solved
     in-process.
 
-    Fewer are solved if they take longer than PROBE_S, or if machines share mappings or schedules: then only
-    those of one group. Where the first machine, or what its group shares, takes longer than PREPARE_S, there
-    is no estimate.
+    Fewer are solved if they take longer than PROBE_S, or if machines share schedules: then only those of one
+    group. Where the first machine, or what its group shares, takes longer than PREPARE_S, there is no
+    estimate. Where machines share mappings, whole batches of them are solved, drawn at random
+    (`_probe_batches`).
 
     done: machines that the run's folder has already
     """
@@ -381,20 +385,32 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
         "machines_to_solve": max(0, min(study.stop.machines or size, round(size * admitted_fraction)) - done),
         "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
     }
-    began = time.monotonic()
-    prepared = _prepared(job, admitted)
-    if prepared is None:
-        return known | {"probes": _no_answer(study), "workers": slots}
-    asks, group_count, warm_up = prepared
-    shared_s, began = (time.monotonic() - began) * group_count, time.monotonic()
-    solved = [warm_up] if warm_up and warm_up.seconds > PROBE_S else []
-    for ask in asks[len(solved) :]:
-        if solved and (warm_up in solved or time.monotonic() - began > PROBE_S):
-            break
-        solved.append(solve_lease(job, Lease(0, (ask,))))
     machines = known["machines_to_solve"]
-    # where machines are priced as arrays, the time of a single one says little: solve a full lease
-    timed_leases = [_solve_full_lease(job, asks[0].machine)] if job.batch_index and group_count else solved
+    batches, solved, asks, group_count, shared_s = list[Batch](), list[Done](), admitted, 0, 0.0
+    if job.batch_index:
+        _within(BATCHES_S + LAST_BATCH_S, partial(_probe_batches, job, admitted, batches))
+        if admitted and not batches:
+            return known | {"probes": _no_answer(study), "workers": slots}
+        in_batches = max(1, sum(batch.machines for batch in batches))
+        group_count = -(-size * len(batches) // in_batches)
+        # batches hold the machines that constraints leave out, too
+        shared_s = (
+            sum(batch.seconds for batch in batches) * machines / max(admitted_fraction, 1e-9) / in_batches
+        )
+        timed_leases = [batch.lease for batch in batches]
+    else:
+        began, prepared = time.monotonic(), list[tuple[tuple[Ask, ...], int, Done | None]]()
+        _within(PREPARE_S, lambda: prepared.append(_prepare(job, admitted)))
+        if not prepared:
+            return known | {"probes": _no_answer(study), "workers": slots}
+        asks, group_count, warm_up = prepared[0]
+        shared_s, began = (time.monotonic() - began) * group_count, time.monotonic()
+        solved = [warm_up] if warm_up and warm_up.seconds > PROBE_S else []
+        for ask in asks[len(solved) :]:
+            if solved and (warm_up in solved or time.monotonic() - began > PROBE_S):
+                break
+            solved.append(solve_lease(job, Lease(0, (ask,))))
+        timed_leases = solved
     timed_machines = max(1, sum(len(done.lease.asks) for done in timed_leases))
     machine_s = sum(done.seconds for done in timed_leases) / timed_machines
     rows_per_machine = (
@@ -405,9 +421,13 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
     repeats = 1 if job.batch_index else slots
     probes = f"{len(chosen)}: {len(chosen) - len(admitted)} pruned, {feasible} solved, "
     probes += f"{len(solved) - feasible} infeasible or failed"
-    if len(solved) < len(asks):
+    if job.batch_index:
+        found = [done.tables["machines"]["status"].to_pylist().count("ok") for done in timed_leases]
+        probes = f"{len(batches)} batches of {timed_machines} machines: {sum(found)} solved, "
+        probes += f"{timed_machines - sum(found)} infeasible or failed"
+    elif len(solved) < len(asks):
         probes += f", {len(asks) - len(solved)} left out after {PROBE_S:.0f} s"
-    if len(asks) < len(admitted):
+    if not batches and len(asks) < len(admitted):
         probes += f", {len(admitted) - len(asks)} of other schedules left out"
     utilization = foreseen_utilization(
         study, machines, [done.seconds / len(done.lease.asks) for done in solved] or [machine_s], slots
@@ -440,28 +460,57 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
     }
 
 
-def _prepared(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Done | None] | None:
-    """`_prepare` within PREPARE_S; None: it takes longer. Its thread then goes on until the process ends."""
-    found: list[tuple[tuple[Ask, ...], int, Done | None]] = []
+class Batch(NamedTuple):
+    """A batch of machines that share mappings, solved by a dry run."""
+
+    machines: int
+    seconds: float  # to find what they share
+    lease: Done  # of machines of it, at most MAX_PER_LEASE, once that is known
+
+
+def _within(seconds: float, call: Callable[[], None]) -> None:
+    """Calls a function, and waits so many seconds for its end. Its thread then goes on until the process
+    ends. Raises what the function raised till then.
+    """
     faults: list[BaseException] = []
 
-    def prepare() -> None:
+    def called() -> None:
         try:
-            found.append(_prepare(job, asks))
+            call()
         except BaseException as fault:
             faults.append(fault)
 
-    thread = threading.Thread(target=prepare, daemon=True, name=PROBE_THREAD)
+    thread = threading.Thread(target=called, daemon=True, name=PROBE_THREAD)
     thread.start()
-    thread.join(PREPARE_S)
+    thread.join(seconds)
     if faults:
         raise faults[0]
-    return found[0] if found else None
+
+
+def _probe_batches(job: Job, asks: tuple[Ask, ...], found: list[Batch]) -> None:
+    """Solves the batches of machines drawn at random, each once, and adds them to `found`; after BATCHES_S
+    it begins no further one.
+    """
+    assert job.batch_index
+    load_kernels()
+    began, seen = time.monotonic(), set[int]()
+    for ask in asks:
+        if found and time.monotonic() - began > BATCHES_S:
+            return
+        for answers, _ in job.batch_index.of(np.array([ask.machine], np.int64)):
+            if (first := int(answers.machines[0])) in seen:
+                continue
+            seen.add(first)
+            of_batch = time.monotonic()
+            answers.solved_tables()
+            seconds, numbers = time.monotonic() - of_batch, answers.machines[:MAX_PER_LEASE].tolist()
+            lease = Lease(0, tuple(Ask(number, 0, "probe") for number in numbers))
+            found.append(Batch(len(answers.machines), seconds, solve_lease(job, lease)))
 
 
 def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Done | None]:
-    """Warms up: loads the kernels by solving one machine and, where machines share mappings or schedules,
-    finds those of one group.
+    """Warms up: loads the kernels by solving one machine and, where machines share schedules, finds those of
+    one group.
 
     Returns the probes whose machines belong to that group, how many groups of its size the space has, and
     None; if machines share nothing, all probes, 0 and the machine that was solved.
@@ -472,26 +521,10 @@ def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Don
         warm_up = solve_lease(job, Lease(0, (ask,)))
         if not job.study.solver.sharing_gap:
             break
-        if job.batch_index and (
-            found := list(job.batch_index.of(np.array([one.machine for one in asks], np.int64)))
-        ):
-            answers, indices = max(found, key=lambda one: len(one[1]))
-            answers.solved_tables()
-            count = -(-job.study.space.size // len(answers.machines))
-            return tuple(asks[i] for i in indices.tolist()), count, None
         for group in job.shared_schedules.values():
             count = -(-job.study.space.size // len(group))
             return tuple(one for one in asks if one.machine in group), count, None
     return asks, 0, warm_up
-
-
-def _solve_full_lease(job: Job, machine: int) -> Done:
-    """Solves a lease of machines that share mappings with `machine`."""
-    assert job.batch_index
-    answers, _ = next(job.batch_index.of(np.array([machine])))
-    return solve_lease(
-        job, Lease(0, tuple(Ask(number, 0, "probe") for number in answers.machines[:MAX_PER_LEASE].tolist()))
-    )
 
 
 def _short(value: float) -> float:

@@ -618,6 +618,27 @@ def test_a_dry_run_does_not_wait_long_for_its_first_machine(
     assert "whole_s" not in facts
 
 
+def test_a_dry_run_solves_batches_of_machines_that_share_mappings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch once; what all batches take follows from their machines."""
+    asked = replace(study(tmp_path), solver=SolverOptions(sharing_gap=0.1))
+    found = list[driver.Batch]()
+    probe = driver._probe_batches
+    monkeypatch.setattr(driver, "_probe_batches", lambda job, asks, _: probe(job, asks[:3], found))
+    monkeypatch.setattr(driver, "_within", lambda _, call: call())
+    facts = driver.dry_run(asked)
+    assert facts["probes"].startswith("none: no answer of what machines share within 80 s")
+    machines = [ask.machine for batch in found for ask in batch.lease.lease.asks]
+    assert sorted(set(machines)) == sorted(machines)
+    assert [batch.machines for batch in found] == [len(batch.lease.lease.asks) for batch in found]
+    monkeypatch.setattr(driver, "_probe_batches", lambda job, asks, batches: batches.extend(found[:1]))
+    facts = driver.dry_run(asked)
+    assert facts["shared_s"] == pytest.approx(found[0].seconds * SIZE / found[0].machines, rel=0.01)
+    assert facts["core_s"] > facts["shared_s"] > 0
+    assert facts["probes"].startswith("1 batches of ")
+
+
 @pytest.mark.parametrize("method", ["random", "qmc", "tpe"])
 def test_as_many_leases_as_workers_want_where_nothing_is_learned(tmp_path: Path, method: str) -> None:
     """Of tpe two generations of 16 are in flight; of the others each of 100 workers has a machine."""
