@@ -50,7 +50,7 @@ from dse.solve.solve import load_kernels
 from dse.study import prune
 from dse.study import study as studies
 from dse.study.pareto import Trial
-from dse.study.sampler import permutation
+from dse.study.sampler import generation_machines, permutation
 from dse.study.study import Study
 
 STUDY = """
