@@ -30,21 +30,24 @@ Step = Callable[[int, int, str], str]
 # positions after all accesses, as the next use of a tensor after its last access: AFTER_END of an output,
 # which is written to main memory; NEVER of any other tensor, which is no longer needed
 AFTER_END, NEVER = 10**15, 10**16
+MIN_STEPS = 16  # of what a step works on, so many times fit the buffer where nothing else chooses the steps
 MAX_JOINT_STEPS = 1000  # ways to step that are compared for operations that share reads
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Operations that run as one pipeline, by their number in the period. whole_tensors: those that every
-    step needs whole, as (operation, number among its tensors); resident_words: their words, which stay on
-    chip while the phase runs, besides tensors that are retained for later phases; steps: (operation, rank
-    through which it goes step by step), without those that have none.
+    step needs whole, as (operation, number among its tensors); steps: (operation, rank through which it goes
+    step by step), without those that have none; step_words: `step_words` of these; resident_words: the words
+    of whole_tensors and step_words, which are on chip while the phase runs, besides tensors that are retained
+    for later phases.
     """
 
     stages: Stages
     resident_words: int = 0
     whole_tensors: tuple[tuple[int, int], ...] = ()
     steps: tuple[tuple[int, str], ...] = ()
+    step_words: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,17 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How operations run step by step. held: what every step needs whole; steps: rank of each operation."""
+    """How operations run step by step. held: what every step needs whole; steps: rank of each operation;
+    step_words: `step_words` of these.
+    """
 
     held: ResidentTensors
     steps: Mapping[int, str]
+    step_words: int = 0
+
+    def needed_words(self, words: Mapping[str, int]) -> int:
+        """Words that are on chip while it runs. words: of each tensor."""
+        return sum(words[t] for t in self.held) + self.step_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +125,53 @@ class AccessList:
         return found
 
 
-def one_by_one(graph: Graph) -> list[Phase]:
+def one_by_one(graph: Graph, capacity: float = inf) -> list[Phase]:
     """Every operation of a period in a phase of its own, in the order of the graph, step by step through the
-    first of its `step_ranks`.
+    rank of `_first_step`.
     """
-    return [single_phases(graph, operation)[0] for operation in range(graph.operations_per_period)]
+    # the second period, if there is one: unlike the first, it has a period before it
+    begin = min(1, graph.periods - 1) * graph.operations_per_period
+    found = graph.operations[begin : begin + graph.operations_per_period]
+    return [_single_phase(e, v, _first_step(e, capacity)) for v, e in enumerate(found)]
 
 
 def single_phases(graph: Graph, operation: int) -> list[Phase]:
-    """The ways to run an operation of a period alone: one per rank that it may step through."""
-    # the second period, if there is one: unlike the first, it has a period before it
-    begin = min(1, graph.periods - 1) * graph.operations_per_period
-    ranks = step_ranks(graph.operations[operation + begin])
-    return [Phase(((operation,),), steps=((operation, rank),)) for rank in ranks or [""]]
+    """The ways to run an operation of a period alone: one per rank that it may step through, and one without
+    steps where these need room.
+    """
+    e = graph.operations[operation + min(1, graph.periods - 1) * graph.operations_per_period]
+    found = [_single_phase(e, operation, rank) for rank in step_ranks(e)]
+    return (
+        found
+        if found and not all(one.step_words for one in found)
+        else [*found, _single_phase(e, operation, "")]
+    )
 
 
-def _first_step(e: Einsum) -> str:
-    """The rank that an operation steps through where nothing else decides it; "": none."""
-    return next(iter(step_ranks(e)), "")
+def _single_phase(e: Einsum, operation: int, rank: str) -> Phase:
+    words = step_words([e], [rank], {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()})
+    return Phase(((operation,),), words, steps=((operation, rank),), step_words=words)
+
+
+def _first_step(e: Einsum, capacity: float) -> str:
+    """The rank that an operation steps through where nothing else decides it: the first of its `step_ranks`
+    whose step works on at most 1 / MIN_STEPS of the capacity; "": none.
+    """
+    words = {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
+    small = (r for r in step_ranks(e) if step_words([e], [r], words) * MIN_STEPS <= capacity)
+    return next(small, "")
+
+
+def step_words(operations: Sequence[Einsum], steps: Sequence[str], words: Mapping[str, int]) -> int:
+    """Returns the words that one step of operations works on, but for one word of each tensor, which is in
+    registers. steps: rank of each operation, "" if it has none; words: of each tensor.
+    """
+    part_of: dict[str, int] = {}
+    for e, rank in zip(operations, steps, strict=True):
+        for p in e.tensors() if rank else ():
+            if rank in p.ranks():
+                part_of[p.tensor] = max(part_of.get(p.tensor, 0), -(-words[p.tensor] // e.sizes()[rank]))
+    return sum(max(0, part - 1) for part in part_of.values())
 
 
 def step_ranks(e: Einsum) -> list[str]:
@@ -274,7 +313,11 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
         in_step = tensors_in_step(phase_einsums, [steps.get(v, "") for v in chain(*phase.stages)])
         found.append(
             Access(
-                tuple(read), results, sum(words[t] for t in whole), whole, in_step & {*read, *results} - whole
+                tuple(read),
+                results,
+                sum(words[t] for t in whole) + phase.step_words,
+                whole,
+                in_step & {*read, *results} - whole,
             )
         )
     return _to_access_list(graph, found, words)
@@ -387,19 +430,19 @@ def pipelines_within(
         if not _is_convex(edges_from, joined):
             return None
         found = _pipelines(graph, edges_from, joined, words, step, shares_reads=not small_words)
-        return min(found, key=lambda one: _total_words(one.held, words), default=None)
+        return min(found, key=lambda one: one.needed_words(words), default=None)
 
     members = range(period_begin, period_begin + graph.operations_per_period)
 
     def joined_phases(capacity: float, checks_cycles: bool) -> list[Phase]:
         group: dict[int, tuple[int, ...]] = {v: (v,) for v in members}
-        pipeline = {v: Pipeline({}, {v: _first_step(graph.operations[v])}) for v in members}
+        pipeline = {v: _alone(graph, v, words, 0 if small_words else capacity) for v in members}
         for a, b in pairs:
             if group[a] is group[b]:
                 continue
             joined = tuple(sorted(group[a] + group[b]))
             found = pipeline_of(joined)
-            if found is None or _total_words(found.held, words) > capacity:
+            if found is None or found.needed_words(words) > capacity:
                 continue
             if checks_cycles and _waits_for_itself(edges_from, group, joined):
                 continue
@@ -481,17 +524,20 @@ def fused_phases(
                 tensors_in_step([graph.operations[v] for v in members], [found.steps[v] for v in members]),
             )
             for found in _pipelines(graph, edges_from, members, words, step, shares_reads=True)
-            if _total_words(found.held, words) <= capacity
+            if found.needed_words(words) <= capacity
         ]
-        best = dict[tuple[frozenset[str], frozenset[str]], Pipeline]()
+        best = dict[tuple[frozenset[str], frozenset[str], int], Pipeline]()
         for found, in_step in ways:
-            best.setdefault((frozenset(found.held), in_step), found)
+            best.setdefault((frozenset(found.held), in_step, found.step_words), found)
         left = [
             found
-            for (held, in_step), found in best.items()
-            if not any(h <= held and s >= in_step and (h, s) != (held, in_step) for h, s in best)
+            for (held, in_step, own), found in best.items()
+            if not any(
+                h <= held and s >= in_step and n <= own and (h, s, n) != (held, in_step, own)
+                for h, s, n in best
+            )
         ]
-        left.sort(key=lambda found: _total_words(found.held, words))
+        left.sort(key=lambda found: found.needed_words(words))
         return [_to_phase(_stages(inner, members, begin), found, words, begin) for found in left]
 
     return phases
@@ -500,11 +546,14 @@ def fused_phases(
 def _to_phase(stages: Stages, found: Pipeline, words: Mapping[str, int], period_begin: int) -> Phase:
     held = tuple((v - period_begin, k) for v, k in found.held.values())
     steps = tuple((v - period_begin, rank) for v, rank in sorted(found.steps.items()))
-    return Phase(stages, _total_words(found.held, words), held, steps)
+    return Phase(stages, found.needed_words(words), held, steps, found.step_words)
 
 
-def _total_words(resident: ResidentTensors, words: Mapping[str, int]) -> int:
-    return sum(words[t] for t in resident)
+def _alone(graph: Graph, operation: int, words: Mapping[str, int], capacity: float) -> Pipeline:
+    """An operation alone as a pipeline. capacity: 0: as published, where a step takes no place."""
+    e = graph.operations[operation]
+    rank = _first_step(e, capacity or inf)
+    return Pipeline({}, {operation: rank}, step_words([e], [rank], words) if capacity else 0)
 
 
 def _is_convex(edges_from: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
@@ -559,16 +608,26 @@ def _pipelines(
         return []
     if shares_reads and len(parts) > 1:
         return [
-            Pipeline(_held(graph, steps, fed, words, True), steps)
+            Pipeline(_held(graph, steps, fed, words, True), steps, _step_words(graph, steps, words))
             for steps in _joint_steps(graph, choices)
             if len(_parts(members, [*passed_on, *_shared(graph, steps)])) == 1
         ]
-    ways = [[Pipeline(_held(graph, steps, fed, words, False), steps) for steps in own] for own in choices]
+    ways = [
+        [
+            Pipeline(
+                _held(graph, steps, fed, words, False),
+                steps,
+                _step_words(graph, steps, words) if shares_reads else 0,
+            )
+            for steps in own
+        ]
+        for own in choices
+    ]
     if len(ways) == 1:
         return ways[0]
     held, all_steps = ResidentTensors(), dict[int, str]()
     for part_ways in ways:
-        best = min(part_ways, key=lambda found: _total_words(found.held, words))
+        best = min(part_ways, key=lambda found: found.needed_words(words))
         held, all_steps = held | best.held, all_steps | dict(best.steps)
     return [Pipeline(held, all_steps)]
 
@@ -615,7 +674,7 @@ def _step_choices(
     """
     first = graph.operations[part[0]]
     if len(part) == 1:
-        ranks = sorted(first.sizes()) if shares_reads else [_first_step(first)]
+        ranks = sorted(first.sizes()) if shares_reads else [_first_step(first, inf)]
         return [{part[0]: rank} for rank in ranks]
     found = []
     for rank in sorted(first.output.ranks()):
@@ -636,6 +695,10 @@ def _step_choices(
         else:
             found.append(steps)
     return found
+
+
+def _step_words(graph: Graph, steps: Mapping[int, str], words: Mapping[str, int]) -> int:
+    return step_words([graph.operations[v] for v in steps], [*steps.values()], words)
 
 
 def _held(

@@ -11,7 +11,8 @@ A phase runs step by step, and its steps may be taken in any order. Words share 
       afterwards from the begin. So the larger of both counts throughout.
     - A tensor that a pipeline needs whole in each step takes its full space during the phase, and no more if
       it is retained.
-    - What one step works on is in registers: it takes no space.
+    - What one step works on takes space of its own, beside what is retained, but for one word of each
+      tensor, which is in registers. So ranks of few, large steps (heads, columns) pay for them.
 
 So two limits hold in each phase: what is on chip of tensors in step before it, and after it, each together
 with all else. They are necessary, as the buffer is in these states, and they suffice: take the steps in

@@ -198,12 +198,16 @@ def traffic_of(
     parts = (1, 2, 4, 8, 16, inf) if any(phase.resident_words for phase in phases) else (1,)
     starts = [
         [as_numbered(phase, own_order) for phase in start]
-        for start in (*(own_phases_within(capacity_words // part) for part in parts), one_by_one(own_graph))
+        for start in (
+            *(own_phases_within(capacity_words // part) for part in parts),
+            one_by_one(own_graph, capacity_words),
+        )
     ]
-    single_ops, pipelined_ops = listed(one_by_one(op_graph), periods), listed(phases, periods)
+    turns = one_by_one(op_graph, capacity_words)
+    single_ops, pipelined_ops = listed(turns, periods), listed(phases, periods)
     ideal = single_ops.compulsory_words()
     best = search_order(unrolled(1), min(starts, key=cost), cost, ideal)
-    given = min((phases, one_by_one(op_graph)), key=cost)
+    given = min((phases, turns), key=cost)
     if cost(given) < cost(best):
         best = search_order(unrolled(1), given, cost, ideal)
     is_minimum = cost(best) <= ideal
