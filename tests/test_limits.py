@@ -225,12 +225,32 @@ OUTPUTS, REGF = memory("GBUF", 6.0, 4, "output"), memory("REGF", 0.5, 3, "input"
         ),
         # 3 of the PEs, though 2 that need fewer in turn cost as much
         ((3, 1, 2), (DRAM, memory("GBUF", 6.0, 8)), 4, "perfect", [{"at": "x", "utilization": 0.75}]),
+        # r stands below p: the window in the buffer does not sink below p alone
+        (
+            (2, 3),
+            (DRAM, replace(memory("GBUF", 6.0, 4, "input", "output"), bypass=True)),
+            0,
+            "perfect",
+            [{"at": "gbuf", "order": ["p", "r"]}],
+        ),
+        # of inner parts that need the same tiles, loops outside go with one that is no cheaper
+        (
+            (1, 4, 3),
+            (DRAM, memory("GBUF", 6.0, 5, "input", "output"), memory("REGF", 0.5, 5)),
+            1,
+            "perfect",
+            [
+                {"at": "gbuf", "order": ["*", "n"]},
+                {"at": "regf", "order": ["n", "k"]},
+                {"at": "gbuf", "inside": ["n"]},
+            ],
+        ),
         # one PE needs more trips at gbuf than the array does
         ((2, 4, 1), (DRAM, GBUF), 4, "perfect", [{"at": "gbuf", "factors": {"n": "<= 2", "m": 1}}]),
     ],
 )
 def test_limits_where_the_search_compares_parts_of_nests(
-    extents: tuple[int, int, int],
+    extents: tuple[int, ...],
     levels: tuple[Level, ...],
     pes: int,
     factors: Factors,
@@ -238,9 +258,10 @@ def test_limits_where_the_search_compares_parts_of_nests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", 0)
-    array = Fanout("array", 2, (("X", pes),), (True,), (True,))
-    arch = Arch("small", levels, (array,), Compute(1.0, 0.5, 1.0), 1.0, 8, overlap="free")
-    (e,) = workload_of(dict(zip("mnk", extents, strict=True)), "C[m,n] += A[m,k] * B[k,n]").einsums
+    arrays = (Fanout("array", 2, (("X", pes),), (True,), (True,)),) if pes else ()
+    arch = Arch("small", levels, arrays, Compute(1.0, 0.5, 1.0), 1.0, 8, overlap="free")
+    ranks, text = {3: ("mnk", "C[m,n] += A[m,k] * B[k,n]"), 2: ("pr", "O[p] += I[p+r] * F[r]")}[len(extents)]
+    (e,) = workload_of(dict(zip(ranks, extents, strict=True)), text).einsums
     as_listed(Problem(arch, e, "energy"), factors, [read_rules(rules)])
 
 

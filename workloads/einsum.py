@@ -437,7 +437,7 @@ def _parsed(
         projections.append(
             Projection(tensor, _dims(tensor, index, extents, given["size"].get(tensor)), **attributes)
         )
-    _check(projections, given)
+    _check(projections, extents, given)
     output, *operands = projections
     used = {rank for p in projections for rank in p.ranks()}
     ordered = tuple((rank, int(n)) for rank, n in extents.items() if rank in used)
@@ -527,7 +527,9 @@ def _affine(tensor: str, part: str) -> tuple[tuple[tuple[str, int], ...], int]:
     return tuple(terms), offset
 
 
-def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, object]]) -> None:
+def _check(
+    projections: Sequence[Projection], extents: Mapping[str, int], given: Mapping[str, Mapping[str, object]]
+) -> None:
     names = [p.tensor for p in projections]
     for p in projections:
         ranks = [rank for d in p.dims for rank in d.ranks()]
@@ -556,6 +558,8 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
             raise WorkloadError(
                 f"tensor {p.tensor} is {p.format} and has density {p.density:g}; leave density out"
             )
+        if p.format == "csr" and (fault := padded_rows_fault(p, extents)):
+            raise WorkloadError(f"format of tensor {p.tensor} is csr, and {fault}")
         is_packed_result = p.format != "dense" and p is projections[0]
         if is_packed_result and (fault := packed_result_fault(p, projections[1:])):
             raise WorkloadError(fault)
@@ -568,6 +572,17 @@ def _check(projections: Sequence[Projection], given: Mapping[str, Mapping[str, o
         for tensor in set(by_tensor) - set(names):
             tensors = ", ".join(names)
             raise WorkloadError(f"{what} names tensor {tensor}, which it does not have; it has {tensors}")
+
+
+def padded_rows_fault(p: Projection, sizes: Mapping[str, int]) -> str:
+    """Returns why pointers of the rows of a tensor are not counted, with the fix; "": they are. A tile whose
+    columns are all padding, as of I[c,p+r-1] at p = r = 0, holds nothing: its rows have no pointers.
+
+    sizes: of the einsum's ranks
+    """
+    if not p.dims or p.dims[-1].is_stored(sizes):
+        return ""
+    return "its rows are padded or cropped, where pointers are not counted; take coo, rle or bitmask"
 
 
 def packed_result_fault(p: Projection, inputs: Sequence[Projection]) -> str:

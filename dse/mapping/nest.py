@@ -34,6 +34,7 @@ from workloads.einsum import (
     in_groups,
     min_widths,
     packed_result_fault,
+    padded_rows_fault,
     stored_as,
     whole_slots,
 )
@@ -448,12 +449,8 @@ def format_faults(e: Einsum, arch: Arch) -> Iterator[str]:
                         f"{key}: {short[0]} = {getattr(one, short[0])} is too few for {p.tensor}, which "
                         f"needs {least[short[0]]}; widen them, or leave them out"
                     )
-                last = p.dims[-1]
-                if held.format == "csr" and p.format != "csr" and not last.is_stored(e.sizes()):
-                    yield (
-                        f"{key}: {p.tensor} is padded along its rows, and pointers are counted of rows that "
-                        "are stored; take coo, rle or bitmask"
-                    )
+                if held.format == "csr" and (fault := padded_rows_fault(held, e.sizes())):
+                    yield f"{key}: {p.tensor} cannot be csr; {fault}"
                 if STRUCTURED.fullmatch(held.format) and held.format != p.format and p is not e.output:
                     yield (
                         f"{key}: {p.tensor} is {p.format}, and not {one.form} of its neighbours are nonzero "

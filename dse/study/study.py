@@ -15,6 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dse.mapping.constraints import computes
+from dse.mapping.nest import stored_at
 from dse.run import record
 from dse.run.record import Column
 from dse.solve.options import SolverOptions
@@ -34,12 +35,13 @@ from dse.study.prune import (
 from dse.study.read import Faults, StudyError, WorkloadRef, digest
 from dse.study.sampler import Grid, Search
 from hw import machine as machines
-from hw.arch import LAYOUT_FIELDS, TAKES_ALL, Arch, Fanout, MacUnit, Memory, fields_of
+from hw.arch import LAYOUT_FIELDS, TAKES_ALL, Arch, Fanout, MacUnit, Memory, Node, fields_of
 from hw.columns import Table
 from hw.component import has_units, rule_faults
 from hw.space import Axis, Space, Value, decode, is_ever_set, values
 from workloads import catalog, plugin
 from workloads.arrays import Floats, Ints
+from workloads.einsum import Einsum
 from workloads.graph import Workload, unique
 from workloads.plugin import Plugin
 
@@ -134,8 +136,6 @@ def load(
             else [],
             "rules": space.template.mapping,
         }
-        for line in filter(None, solver.refusals(special)):
-            faults.add(line)
         if (space.template.mapping or solver.mapping) and is_ever_set(space, LAYOUT_FIELDS):
             faults.add(
                 f"mapping: {space.template.name} describes lines, rows or banks, and layouts are not "
@@ -170,6 +170,12 @@ def load(
         read.unknown_as_movement(document, faults),
         digests,
     )
+    if space:
+        special["formats"] = _packing_memories(
+            space.template.nodes, [e for _, one in pairs if one for e in one.einsums]
+        )
+        for line in filter(None, solver.refusals(special)):
+            faults.add(line)
     names = (
         [ref.name for ref, _ in pairs]
         if isinstance(workload_items, list) and len(pairs) == len(workload_items) > 0
@@ -241,6 +247,16 @@ def load(
         sink,
         plugins,
     )
+
+
+def _packing_memories(nodes: Sequence[Node], einsums: Sequence[Einsum]) -> list[str]:
+    """Returns the memories that store a tensor of the einsums otherwise than the workload says."""
+    return [
+        one.name
+        for one in nodes
+        if isinstance(one, Memory)
+        and any(stored_at(one.formats, p, e) != p for e in einsums for p in e.tensors())
+    ]
 
 
 def _plugins(solver: SolverOptions, objectives: Sequence[Objective], space: Space) -> tuple[Plugin, ...]:
