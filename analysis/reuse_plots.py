@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from math import log2
@@ -15,6 +16,7 @@ from dse.explain import units
 from dse.explain.reuse_figures import OperationGraph, TensorTraffic, TrafficCurves
 
 MAX_ROWS = 24  # tensors in a picture
+TITLE_COLUMNS = 70  # of a line above one panel
 WIDE_INCHES, HIGH_INCHES = 1.5, 0.9  # from one layer of a graph to the next; from one node of it to the next
 MARKERS = ("s", "^", "o", "", "D")
 # pattern of an edge -> colour, line
@@ -41,6 +43,7 @@ def traffic_over_capacity(given: TrafficCurves) -> Picture:
                 linestyle="--" if name == "Ideal" else "-",
                 marker=MARKERS[i % len(MARKERS)],
                 markersize=4,
+                zorder=3 if name == "Ideal" else 2,  # seen where Optimal reaches it
                 label=name,
             )
         ax.axvline(given.machine_capacity, color=FAINT, linewidth=1.0, zorder=0, label="the machine")
@@ -51,7 +54,7 @@ def traffic_over_capacity(given: TrafficCurves) -> Picture:
         _logarithmic(ax.yaxis, max(values) / max(min(values), 1))
         ax.set_xlabel(f"capacity of {given.level}, in all")
         ax.set_ylabel(label.replace("bytes", "traffic").strip())
-        ax.set_title(given.title)
+        ax.set_title(_lines(given.title))
         ax.legend(loc="best")
     return Picture(figure)
 
@@ -71,7 +74,7 @@ def traffic_per_tensor(given: TensorTraffic) -> Picture:
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlabel(label.replace("bytes", "traffic").strip())
         hidden = len(given.rows) - len(rows)
-        ax.set_title(given.title + (f"\n{hidden} more tensors move less" if hidden else ""))
+        ax.set_title(_lines(given.title) + (f"\n{hidden} more tensors move less" if hidden else ""))
         ax.legend(loc="lower right")
     return Picture(figure)
 
@@ -126,10 +129,14 @@ def operation_graph(given: OperationGraph) -> Picture:
             if name in used
         ]
         ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.02), ncols=4)
-        ax.set_title(
-            f"{given.title}\nin a box: its loops, outermost first; arrows down: to the next iteration"
-        )
+        down = "; arrows down: to the next iteration" * (len(inner) < len(given.edges))
+        ax.set_title(f"{_lines(given.title)}\nin a box: its loops, outermost first{down}")
     return Picture(figure)
+
+
+def _lines(title: str) -> str:
+    """Returns a title in lines that are no wider than a panel."""
+    return textwrap.fill(title, TITLE_COLUMNS, break_on_hyphens=False)
 
 
 def _sag(layers: float) -> float:

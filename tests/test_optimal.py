@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from math import inf, isclose
 from pathlib import Path
 from random import Random
@@ -384,7 +385,9 @@ def test_smaller_tiles_outside_wait_less_for_their_first_ones() -> None:
 @pytest.mark.parametrize("reduce", [True, False])
 @pytest.mark.parametrize("merge_pj", [0.5, 50.0])
 def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: bool) -> None:
-    """Of 4 lanes along k that drain 6 sums each, 3 are added to another one's."""
+    """Of 4 lanes along k that drain 6 sums each, 3 are added to another one's; of a csr result, of stored
+    elements alone.
+    """
     levels = (
         Level("DRAM", None, 8, 20.0, 20.0, bypass=False),
         Level("REGF", 8 * 40, 8, 1.0, 1.0, bypass=False),
@@ -415,10 +418,11 @@ def test_sums_that_lanes_hold_are_merged_at_a_price(merge_pj: float, reduce: boo
             *compared(problem, enumerated_anew(problem, "imperfect_spatial", "tensors"), [one], "merged")
         ] == []
         assert one.proven
-    for ruled in (FREE, Constraints((("X", ("k",)),), min_pes=4)):
-        found = search(Problem(arch, e, "energy"), "perfect", ruled)
+    csr = einsum("C[m,n] += A[m,k] * B[k,n]", e.sizes(), density={"A": 0.5, "C": 0.25}, format={"C": "csr"})
+    for result, ruled in product((e, csr), (FREE, Constraints((("X", ("k",)),), min_pes=4))):
+        found = search(Problem(arch, result, "energy"), "perfect", ruled)
         assert found.mapping
-        again = einsum_cost(Problem(arch, e, "energy"), found.mapping)
+        again = einsum_cost(Problem(arch, result, "energy"), found.mapping)
         assert isinstance(again, EinsumCost)
         assert isclose(found.lower_bound, again.energy_pj)
 

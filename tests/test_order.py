@@ -17,7 +17,7 @@ from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.traffic import traffic_of
 from hw import machine
 from tests.amount import amount
-from workloads import hpc, transformer
+from workloads import catalog, hpc, transformer
 from workloads.einsum import Einsum, Projection, einsum
 from workloads.graph import Workload
 
@@ -152,7 +152,7 @@ def test_a_search_that_takes_too_long_ends() -> None:
     assert best_orders(g, classify(g)).assignments == 36
     with pytest.raises(TooManyOrders, match=r"^loop orders of 8 operations: [^\n]+$"):
         best_orders(g, classify(g), 5)
-    found = best_orders(g, classify(g), 2000)  # enough for the first one, not for all
+    found = best_orders(g, classify(g), 600)  # enough for the first one, not for all
     assert (found.is_all, found.orders) == (False, best_orders(g, classify(g)).orders)
     assert best_orders(g, classify(g)).is_all
 
@@ -176,3 +176,9 @@ def test_vectors_pipeline_every_other_product() -> None:
     assert (lost, penalty) == (1, 0)
     assert [e.tensor for e in best_orders(g, classify(g)).given_up] == ["b"]
     assert [["".join(order) for order in chosen] for chosen in every] == [["po", "pq", "rq", "rs"]]
+
+
+def test_orders_of_a_network_are_found() -> None:
+    """Ways that lead nowhere are not tried again: of 14 operations with up to seven loops each."""
+    g = graph(catalog.load("alexnet:image=67,classes=10"), 3)
+    assert fewest_swizzles(g, classify(g), iter(range(400_000)))[:2] == (2, 0)

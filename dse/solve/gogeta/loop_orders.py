@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice, permutations, product
+from itertools import chain, count, islice, permutations, product
 
 from dse.solve.gogeta.classify import PIPELINED, Edge, barrier
 from dse.solve.gogeta.operations import Graph, matching_dims
 from workloads.einsum import BY_TENSOR, Dim, Einsum, Projection
 
-MAX_TRIED = 200_000  # orders of operations that `best_orders` tries in all
+MAX_TRIED = 1_000_000  # orders of operations that `best_orders` tries in all
 MAX_COUNTED = 1000  # assignments that it counts
-MOST = 8  # swizzled edges, and pipelines given up, beyond which no assignment is looked for
 Order = tuple[str, ...]  # ranks, outermost first
 Walk = tuple[int, ...]  # dimensions of a tensor, slowest first
 
@@ -28,7 +27,7 @@ Walk = tuple[int, ...]  # dimensions of a tensor, slowest first
 class _Way:
     """Orders of an operation that are alike for all its edges: outermost rank, walks of the output and of
     each input; beside: per input, its dimensions among the ranks that it lacks (-1), which operations that
-    share it must have in common.
+    share it must have in common. Empty: a walk that no edge asks for.
     """
 
     orders: tuple[Order, ...]
@@ -136,11 +135,21 @@ def _orders_of(graph: Graph, edges: Sequence[Edge]) -> _Orders:
     """Orders and edges of the second period, which follows another one; of the only one if there is one."""
     at = min(1, graph.periods - 1) * graph.operations_per_period
     operations = graph.operations[at : at + graph.operations_per_period]
-    ways = [_order_choices(e) for e in operations]
     links = [
         link
         for e in edges
         if at <= e.source < at + graph.operations_per_period and (link := _link(graph, e, at)).inputs
+    ]
+    sources = {link.source for link in links}
+    read, shared = (
+        {(link.target, i) for link in links if link.edge.multicast or not only for i in link.inputs}
+        for only in (False, True)
+    )
+    ways = [
+        _order_choices(
+            e, v in sources, *({i for target, i in seen if target == v} for seen in (read, shared))
+        )
+        for v, e in enumerate(operations)
     ]
     hard = [
         link.edge.pattern in PIPELINED
@@ -161,12 +170,19 @@ def _assigned(
 ) -> Iterator[tuple[Order, ...]]:
     """Depth first with a stack of its own: operations may be thousands. due: edges whose later end each
     operation is.
+
+    What follows depends on what may still be swizzled and given up and on the ways of operations that share
+    an edge or a multicast with later ones; where it holds no assignment once, it is not tried again.
     """
     chosen: list[_Way] = []
-    # per operation: ways to try, what may still be swizzled and given up
-    stack = [(iter(ways[0]), penalty, lost)]
+    waiting = _waiting(len(operations), list(chain.from_iterable(due.values())), together)
+    dead, yielded = set[tuple[object, ...]](), 0
+    # per operation: ways to try, what may still be swizzled and given up, assignments before, what decides
+    stack: list[tuple[Iterator[_Way], int, int, int, tuple[object, ...]]] = [
+        (iter(ways[0]), penalty, lost, 0, ())
+    ]
     while stack:
-        untried, left, losses = stack[-1]
+        untried, left, losses, before, state = stack[-1]
         del chosen[len(stack) - 1 :]
         if next(tries, None) is None:
             raise TooManyOrders(
@@ -176,15 +192,47 @@ def _assigned(
         way = next(untried, None)
         if way is None:
             stack.pop()
+            if yielded == before:
+                dead.add(state)
             continue
         chosen.append(way)
         swizzles, broken = _penalty(operations, chosen, due.get(len(stack) - 1, ()))
         if swizzles > left or broken > losses or not all(_alike(chosen, links) for links in together):
             continue
         if len(chosen) == len(operations):
+            yielded += 1
             yield from product(*(each.orders for each in chosen))
-        else:
-            stack.append((iter(ways[len(chosen)]), left - swizzles, losses - broken))
+            continue
+        left, losses = left - swizzles, losses - broken
+        asked = tuple(
+            chosen[v] if whole else (chosen[v].outermost, chosen[v].written)
+            for v, whole in waiting[len(chosen)]
+        )
+        state = (len(chosen), left, losses, asked)
+        if state not in dead:
+            stack.append((iter(ways[len(chosen)]), left, losses, yielded, state))
+
+
+def _waiting(
+    n: int, due: Sequence[tuple[_Link, bool]], together: Sequence[Sequence[_Link]]
+) -> list[list[tuple[int, bool]]]:
+    """Per operation: those before it that share an edge or a multicast with it or a later one, and whether
+    more of them is asked than how they write.
+    """
+    found: list[dict[int, bool]] = [{} for _ in range(n)]
+
+    def wait(v: int, until: int, whole: bool) -> None:
+        for depth in range(v + 1, until + 1):
+            found[depth][v] = found[depth].get(v, False) or whole
+
+    for link, _ in due:
+        first, last = sorted((link.source, link.target))
+        wait(first, last, link.target == first)
+    for links in together:
+        last = max(link.target for link in links)
+        for link in links:
+            wait(link.target, last, True)
+    return [list(each.items()) for each in found]
 
 
 def fewest_swizzles(
@@ -193,28 +241,36 @@ def fewest_swizzles(
     """The fewest edges that have to give up pipelining, then the least penalty, and all assignments that have
     both.
 
-    Exhaustive, so for graphs of some tens of operations. tries: as in `orders`. Raises ValueError where even
-    MOST of either is too few.
+    Exhaustive. tries: as in `orders`. Raises ValueError where consumers of a multicast have no order in
+    common.
     """
-    for lost, penalty in product(range(MOST + 1), repeat=2):
-        if next(orders(graph, edges, penalty, lost, tries), None):
-            return lost, penalty, orders(graph, edges, penalty, lost, tries)
-    raise ValueError(
-        f"no loop orders of {graph.operations_per_period} operations swizzle at most {MOST} edges "
-        "and give up at most "
-        f"{MOST} pipelines"
-    )
+    links = len(_orders_of(graph, edges).links)
+
+    def is_possible(penalty: int, lost: int) -> bool:
+        return next(orders(graph, edges, penalty, lost, tries), None) is not None
+
+    least = next((n for n in range(links + 1) if is_possible(links, n)), None)
+    if least is None:
+        raise ValueError(
+            f"no loop orders of {graph.operations_per_period} operations: some that read a tensor at once "
+            "have no order of it in common"
+        )
+    penalty = next(n for n in range(links + 1) if is_possible(n, least))
+    return least, penalty, orders(graph, edges, penalty, least, tries)
 
 
-def _order_choices(e: Einsum) -> list[_Way]:
+def _order_choices(e: Einsum, is_read: bool, read: set[int], shared: set[int]) -> list[_Way]:
+    """is_read: whether an edge leads on from its output; read, shared: inputs that come along an edge, and
+    those of a multicast.
+    """
     found: dict[tuple[object, ...], list[Order]] = defaultdict(list)
     for order in permutations(rank for rank, _ in e.extents):
         place = {rank: i for i, rank in enumerate(order)}
         key = (
             order[0] if order else "",
-            _walk(e.output, place),
-            tuple(_walk(p, place) for p in e.inputs),
-            tuple(_beside(p, order) for p in e.inputs),
+            _walk(e.output, place) if is_read else (),
+            tuple(_walk(p, place) if i in read else () for i, p in enumerate(e.inputs)),
+            tuple(_beside(p, order) if i in shared else () for i, p in enumerate(e.inputs)),
         )
         found[key].append(order)
     return [_Way(tuple(alike), *key) for key, alike in found.items()]  # type: ignore[arg-type]
