@@ -352,23 +352,19 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str | f
 
 def _bounded(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
     """Yields (column, kind of condition, number) of each condition column < number, > number and so on."""
+    ends = (("lower", "COMPARE_GREATERTHANOREQUALTO"), ("upper", "COMPARE_LESSTHANOREQUALTO"))
     for node in found:
-        kind = str(node.get("type"))
+        kind = str(node.get("type"))  # of values, a mapping
+        conditions = [(kind, node["left"], node["right"])] if kind in COMPARED else []
         if kind == "COMPARE_BETWEEN":
-            ends = (("lower", "COMPARE_GREATERTHANOREQUALTO"), ("upper", "COMPARE_LESSTHANOREQUALTO"))
-            yield from _bounded(
-                [{"type": one, "left": node["input"], "right": node[end]} for end, one in ends]
-            )
-        if kind not in COMPARED:
-            continue
-        left, right = node["left"], node["right"]
-        if left["type"] == "VALUE_CONSTANT":
-            _, side, rest = kind.partition("LESS" if "LESS" in kind else "GREATER")
-            left, right, kind = right, left, f"COMPARE_{MIRRORED[side]}{rest}"
-        if left["type"] == "COLUMN_REF" and right["type"] == "VALUE_CONSTANT":
-            number = _constant(right["value"])
-            if isinstance(number, int | float):
-                yield left["column_names"][-1], kind, number
+            conditions = [(one, node["input"], node[end]) for end, one in ends]
+        for one, left, right in conditions:
+            if left["type"] == "VALUE_CONSTANT":
+                _, side, rest = one.partition("LESS" if "LESS" in one else "GREATER")
+                left, right, one = right, left, f"COMPARE_{MIRRORED[side]}{rest}"
+            number = _constant(right["value"]) if right["type"] == "VALUE_CONSTANT" else None
+            if left["type"] == "COLUMN_REF" and isinstance(number, int | float):
+                yield left["column_names"][-1], one, number
 
 
 def _constant(node: Mapping[str, Any]) -> str | float | None:

@@ -94,7 +94,7 @@ class Columns:
 
     @property
     def mac_units(self) -> Ints:
-        """[n] MAC units of each machine."""
+        """[n] MAC units of each machine that has one compute."""
         return np.asarray(self.sizes.prod(axis=1), dtype=np.int64)
 
     @property
@@ -104,7 +104,7 @@ class Columns:
 
     @property
     def peak_tops(self) -> Floats:
-        """[n] `Arch.peak_tops` of each machine."""
+        """[n] `Arch.peak_tops` of each machine that has one compute."""
         return np.asarray(
             OPS_PER_MAC * (self.mac_units * self.compute["ops_per_cycle"] * self.clock_ghz) / 1e3
         )

@@ -148,7 +148,7 @@ class Walk:
         """Whether the lanes of a loop stand inside of one instance of a node's level."""
         return at > parent[0] or loop.over in alone(self.arch, parent[1])
 
-    def held(self, tensor: Projection, level: str) -> Projection:
+    def in_format(self, tensor: Projection, level: str) -> Projection:
         """The tensor in the format that a level has for its part of the einsum, if it has zeros."""
         (formats,) = (own.formats for own in self.arch.levels if own.name == level)
         for of, form, index_bits, pointer_bits in formats:
@@ -164,7 +164,7 @@ class Walk:
         an index per nonzero and a pointer per row, over a value's width. returns: partial sums that come
         back, without pointers.
         """
-        tensor = self.held(tensor, level)
+        tensor = self.in_format(tensor, level)
         if tensor.format == "dense":
             return len(elements)
         value = tensor.bits or self.arch.word_bits
@@ -179,7 +179,7 @@ class Walk:
         """What a tile of these elements takes at a level, over the width of one: of a compressed tensor whole
         nonzeros, as many as are expected.
         """
-        tensor = self.held(tensor, level)
+        tensor = self.in_format(tensor, level)
         if tensor.format == "dense":
             return Fraction(len(elements))
         word = self.arch.word_bits
@@ -327,7 +327,7 @@ class Walk:
         if chain and output and mine:
             parent_at, parent = chain[-1]
             self.add(at, node.level, node.tensor, "read", self.words(tensor, node.level, elements), "drain")
-            self.merge(chain[-1], self.held(tensor, node.level), elements)
+            self.merge(chain[-1], self.in_format(tensor, node.level), elements)
             if not self.share(tensor, chain[-1], node.level):
                 self.add(parent_at, parent, node.tensor, "write", self.words(tensor, parent, elements))
                 added = [x for x in begun if not self.first_there(at, chain[-1], x)]
@@ -412,7 +412,7 @@ class Walk:
             met = output and self.meets(element, env)
             met_there = output and self.meets(element, env, (at, level))
             stepped = self.stepped(tensor)
-            held = self.held(tensor, level)
+            held = self.in_format(tensor, level)
             if self.share(tensor, (at, level), apart=frozenset() if stepped else self.apart()):
                 continue
             if output and stepped:  # of each group its nonzeros are added, at once or one after the other

@@ -38,6 +38,7 @@ from hw.arch import (
     Memory,
     Rule,
     Slot,
+    Stored,
     Takes,
     Tiling,
     fields_of,
@@ -109,6 +110,7 @@ def another(value: Any, name: str) -> Any:
         "shared": ((), ((), ("REG",))),
         "gates": ((), ("input",)),
         "along": ((), ("X",)),
+        "formats": ((), (Stored("input", "bitmask"),)),
         "takes": (Takes(), Takes(bits=8)),
     }
     if name in known:

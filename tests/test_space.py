@@ -178,8 +178,8 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"gbuf.foo": [1]},
             [
-                "space.gbuf.foo is no field of machine edge_array; the nearest of 39 are row, slow, ports, "
-                "along, row_pj"
+                "space.gbuf.foo is no field of machine edge_array; the nearest of 40 are formats, row, slow, "
+                "ports, along"
             ],
         ),
         (
@@ -190,7 +190,7 @@ EIGHT_TO_32 = "{from: 8, to: 32, step: x2}"
         (
             {"foo": [1]},
             [
-                "space.foo is no field of machine edge_array; the nearest of 147 are regf.row, gbuf.row, "
+                "space.foo is no field of machine edge_array; the nearest of 150 are regf.row, gbuf.row, "
                 "regf.slow, gbuf.slow, regf.ports"
             ],
         ),

@@ -67,7 +67,7 @@ class Stage(Walk):
             for tensor, level in self.resting[at]:
                 key = (level, tensor.tensor, at)
                 pushed.append((key, self.alive.get(key)))
-                self.alive[key] = self.room(tensor, self.box(tensor, env, clip=False))
+                self.alive[key] = self.room(tensor, level, self.box(tensor, env, clip=False))
                 self.visits[level, tensor.tensor] += (
                     self.first or Store(level, tensor.tensor) not in self.held
                 )
@@ -403,7 +403,7 @@ class SegmentWalk:
     def go(self, at: int, envs: dict) -> None:
         nodes = self.segment.nodes
         for i, p, name in self.resting(at):
-            held = self.stages[name].room(p, self.stages[name].box(p, envs[name], clip=False))
+            held = self.stages[name].room(p, nodes[i].level, self.stages[name].box(p, envs[name], clip=False))
             if all(lane == 0 for _, _, lane in self.stages[name].lanes):
                 self.shared[i] = max(held, self.shared.get(i, 0))
                 self.visits[nodes[i]] += 1
@@ -503,10 +503,10 @@ class SegmentWalk:
             other.pop()
         if chain and output:
             parent_at, parent = chain[-1]
-            w.add(position, node.level, node.tensor, "read", w.words(p, elements))
+            w.add(position, node.level, node.tensor, "read", w.words(p, node.level, elements))
             w.merge(chain[-1], p, elements)
             if not w.share(p, chain[-1]):
-                w.add(parent_at, parent, node.tensor, "write", w.words(p, elements))
+                w.add(parent_at, parent, node.tensor, "write", w.words(p, parent, elements))
 
     def fork(self, envs: dict) -> None:
         for name in self.names:

@@ -54,6 +54,7 @@ SOURCE_FILES = (  # source files and folders that an answer depends on: the solv
     "workloads/einsum.py",
     "workloads/operators.py",
     "workloads/graph.py",
+    "workloads/meant.py",
     "workloads/plugin.py",
 )
 

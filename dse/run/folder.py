@@ -405,7 +405,7 @@ def no_run_text(root: Path) -> str:
     if root.is_file():
         own = root.parent if (root.parent / MANIFEST).is_file() else Path("runs", root.stem)
         return f"{root}: is a file, and a run is a folder; give the one that dse run named, e.g. {own}"
-    if (root.parent / STUDY).is_file():
+    if root.is_dir() and (root.parent / STUDY).is_file():
         return f"{root}: is a part of the run {root.parent}; give that folder"
     if inside := _runs_in(root):
         listed = ", ".join(str(one) for one in sorted(inside.values())[:3]) + ", ..." * (len(inside) > 3)

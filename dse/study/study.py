@@ -328,7 +328,7 @@ def identity(study: Study) -> dict[str, str]:
     found["workloads"] = ", ".join(ref.name for ref in study.workloads)
     # a key that a machine file does not give leaves its digest as it was before there was the key
     template = repr(study.space.template)
-    empty = ("bits", "along", "gates", "order", "inside", "fill", "drain")
+    empty = ("bits", "along", "gates", "order", "inside", "fill", "drain", "formats")
     none = ("vdd", "write_bandwidth", "writes_per_cycle", "latency_ns", "in_core")
     others = (f"takes={TAKES_ALL!r}", "lockstep=False")
     for absent in (*(f"{key}=()" for key in empty), *(f"{key}=None" for key in none), *others):
