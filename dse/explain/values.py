@@ -1525,8 +1525,8 @@ def residency(arch: Arch, workload: Workload, report: TrafficReport) -> tuple[di
             ("operations", "held_bytes"),
             phases,
             "->: pipelined, stage after stage; |: stages that run at once; held: tensors that "
-            "every pipeline tile needs whole (as weights of later stages), and what one works on, on chip while "
-            "the phase runs.",
+            "every pipeline tile needs whole (as weights of later stages), and what one works on, on chip "
+            "while the phase runs.",
         ),
         Table(
             f"on-chip retention{period_note}",
