@@ -40,12 +40,13 @@ def projections(draw: st.DrawFn, name: str, extents: dict[str, int], must: bool 
         dims.append(Dim(terms, draw(st.integers(-3, 3)), draw(st.integers(1, 12))))
     if draw(st.booleans()):
         dims.append(Dim((), draw(st.integers(-1, 2)), draw(st.integers(1, 3))))
+    may_be_csr = bool(dims) and not must and dims[-1].is_stored(extents)  # `padded_rows_fault`
     return Projection(
         name,
         tuple(dims),
         draw(st.sampled_from([None, 4, 16])),
         draw(st.sampled_from([1.0, 0.25])),
-        "dense" if must or not dims else draw(st.sampled_from(["dense", "csr"])),
+        draw(st.sampled_from(["dense", "csr"])) if may_be_csr else "dense",
     )
 
 

@@ -455,7 +455,7 @@ def test_layouts_are_drawn_as_they_are_addressed() -> None:
 def test_a_stay_that_goes_on_is_one_bar() -> None:
     kept = dse.residency("resnet18", "gogeta_clusters")
     drawn = figures.residency(kept.arch, kept.workload, kept.reuse)
-    assert len({bar[0] for bar in drawn.bars}) == len(drawn.bars) > 10
+    assert len({bar[0] for bar in drawn.bars}) == len(drawn.bars) >= 10
     ((_, held, room, _),) = drawn.used
     assert room is not None
     assert max(held) <= room
