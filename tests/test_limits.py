@@ -17,6 +17,7 @@ import pytest
 from dse.frontend import api
 from dse.frontend.cli import main
 from dse.mapper.baselines.exhaustive import enumerated, mapspace_size
+from dse.mapper.exact import optimal as optima
 from dse.mapper.exact import search as searches
 from dse.mapper.exact.optimal import optimal
 from dse.mapper.exact.search import search_below
@@ -391,6 +392,16 @@ def test_infeasible_names_the_rules_that_exclude_every_mapping(
     found = solve.solve(EDGE, catalog.load(GEMM), solver(*rules))
     assert isinstance(found, Infeasible)
     assert str(found) == f"gemm: no mapping keeps {names[0]}; leave a rule out of mapping, or loosen it"
+
+
+def test_a_search_that_ends_blames_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a mapping without one is not known then."""
+    e = catalog.load(GEMM).einsums[0]
+    rules = ruled(FREE, read_rules([{"at": "x", "factors": {"m": ">= 65"}}]), e, EDGE)
+    problem = Problem(EDGE, e, "energy")
+    assert optima._excluding_rules(problem, rules) == ["x: m >= 65"]
+    monkeypatch.setattr(optima, "search", lambda *_: searches.SearchResult(None, 1, 7.0))
+    assert optima._excluding_rules(problem, rules) == []
 
 
 @pytest.mark.parametrize(

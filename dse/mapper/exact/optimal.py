@@ -575,25 +575,29 @@ def none_fits(problem: Problem, constraints: Constraints) -> Infeasible:
 
 def _excluding_rules(problem: Problem, constraints: Constraints) -> list[str]:
     """Parts of rules that together leave no mapping, while some mapping keeps all but any one of them; [] if
-    there are no rules, or if no mapping fits without them. Found by leaving out one after the other: a part
-    is needed if some mapping is found without it. Of einsums that share tensors or loops nobody asks why.
+    there are no rules, if no mapping fits without them, or if a search ends before it knows. Found by leaving
+    out one after the other: a part is needed if some mapping is found without it. Of einsums that share
+    tensors or loops nobody asks why.
     """
     if not constraints.limits or problem.boundary.branched:
         return []
     if alone := unkeepable(constraints, problem.einsum, problem.arch):
         return [alone]
 
-    def has_mapping(texts: Sequence[str]) -> bool:
+    def has_mapping(texts: Sequence[str]) -> bool | None:
         kept = replace(constraints, limits=tuple(one for one in constraints.limits if one.text in texts))
-        return search(problem, "imperfect_spatial", kept, REFINE_BUDGET).lower_bound < inf
+        found = search(problem, "imperfect_spatial", kept, REFINE_BUDGET)
+        return True if found.mapping else False if found.lower_bound == inf else None
 
     texts = list(constraints.rule_texts())
     if not has_mapping([]):
         return []
     for text in tuple(texts):
         fewer = [one for one in texts if one != text]
-        if not has_mapping(fewer):
-            texts = fewer
+        has = has_mapping(fewer)
+        if has is None:
+            return []
+        texts = texts if has else fewer
     return texts
 
 
