@@ -397,9 +397,9 @@ def test_infeasible_names_the_rules_that_exclude_every_mapping(
 def test_a_search_that_ends_blames_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether there is a mapping without one is not known then."""
     e = catalog.load(GEMM).einsums[0]
-    rules = ruled(FREE, read_rules([{"at": "x", "factors": {"m": ">= 65"}}]), e, EDGE)
+    rules = ruled(FREE, read_rules([{"at": "x", "ranks": []}, {"utilization": 0.5}]), e, EDGE)
     problem = Problem(EDGE, e, "energy")
-    assert optima._excluding_rules(problem, rules) == ["x: m >= 65"]
+    assert optima._excluding_rules(problem, rules) == ["x: ranks none", "utilization >= 50 %"]
     monkeypatch.setattr(optima, "search", lambda *_: searches.SearchResult(None, 1, 7.0))
     assert optima._excluding_rules(problem, rules) == []
 
