@@ -222,9 +222,9 @@ def access_list(
     reads_once: bool = False,
     small_words: int = SMALL_WORDS,
 ) -> AccessList:
-    """The accesses of all periods, one by one. reads_once: a tensor that several operations of a phase read
-    is accessed once for all; small_words: results of up to so many words stay in registers and are not
-    accessed.
+    """The accesses of all periods, one by one. What a step works on takes no place. reads_once: a tensor that
+    several operations of a phase read is accessed once for all; small_words: results of up to so many words
+    stay in registers and are not accessed.
     """
     words, makers, rows = graph.words(word_bits), graph.makers(), _rows(graph, phases)
     unlisted = {t for t, n in words.items() if n <= small_words and (t in makers or t in graph.state)}
@@ -242,7 +242,7 @@ def access_list(
     droppable = (set(makers) | graph.state) - graph.outputs - unlisted
     last_use = {t: last_read[t] for t in droppable if t in last_read}
     accesses = [
-        Access(a.read, a.written, phase.resident_words)
+        Access(a.read, a.written, phase.resident_words - phase.step_words)
         for row, (phase, stages) in enumerate(rows)
         for a in _phase_accesses(graph, row, stages, unlisted, last_use, row_of_maker, reads_once)
     ]
