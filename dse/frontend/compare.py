@@ -353,7 +353,7 @@ def to_json(comparison: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def shown(table: Table) -> Table:
+def _shown(table: Table) -> Table:
     """Returns a table with its cells as text: values of A and B in one unit per row, by the name in the first
     column or of their own, shares of growth in percent, long texts cut.
     """
@@ -387,7 +387,7 @@ def text(one: Table, width: int) -> str:
     """
     if not one.rows:
         return one.title
-    one = shown(one)
+    one = _shown(one)
     keys = [name.removesuffix(" A").removesuffix(" B") for name in one.header]
     heads = [units.label(key) + name[len(key) :] for key, name in zip(keys, one.header, strict=True)]
     is_metric = one.header[0] == "metric"

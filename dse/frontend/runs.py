@@ -673,9 +673,10 @@ class Run:
         shown, study = self.show(point), self.study
         solved, set_options = shown.solutions, self._set_options(shown.machine)
         objective = f" --objective {study.solver.objective}" * (study.solver.objective != "energy")
+        is_small = self.status()["done"] <= MAX_FUSED
 
         def command(text: str) -> str:  # that fuses: of a large study, the einsums of this machine
-            if self.status()["done"] <= MAX_FUSED:
+            if is_small:
                 return f"dse run {self.path / 'study.yaml'} --out NEW"
             return f"dse map {text} {study.machine}{objective} {set_options}"
 

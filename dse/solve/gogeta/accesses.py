@@ -149,7 +149,7 @@ def single_phases(graph: Graph, operation: int) -> list[Phase]:
 
 
 def _single_phase(e: Einsum, operation: int, rank: str) -> Phase:
-    words = step_words([e], [rank], {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()})
+    words = step_words([e], [rank], _words_of(e))
     return Phase(((operation,),), words, steps=((operation, rank),), step_words=words)
 
 
@@ -157,9 +157,14 @@ def _first_step(e: Einsum, capacity: float) -> str:
     """The rank that an operation steps through where nothing else decides it: the first of its `step_ranks`
     whose step works on at most 1 / MIN_STEPS of the capacity; "": none.
     """
-    words = {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
+    words = _words_of(e)
     small = (r for r in step_ranks(e) if step_words([e], [r], words) * MIN_STEPS <= capacity)
     return next(small, "")
+
+
+def _words_of(e: Einsum) -> dict[str, int]:
+    """The words of each tensor of an operation."""
+    return {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
 
 
 def step_words(operations: Sequence[Einsum], steps: Sequence[str], words: Mapping[str, int]) -> int:
@@ -179,7 +184,7 @@ def step_ranks(e: Einsum) -> list[str]:
     with the most words first; only the rank that dominates it, if there is one. Left out are ranks with which
     no tensor goes in step that does not with another one, columns of CSR, and ranks of which all is one step.
     """
-    words = {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
+    words = _words_of(e)
     compressed = {rank for p in e.tensors() if p.format != "dense" for rank in p.dims[-1].ranks()}
     in_step = {
         rank: found
