@@ -24,10 +24,10 @@ from dse.run import deadline
 from dse.sim.counts.terms import tile_sizes
 from dse.sim.einsum.evaluate import Problem
 from hw import machine
-from hw.arch import Fanout
+from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
 from tests.nests import free_edge
-from tests.prove.mappers import buffered_of, crowded, crowded_of
+from tests.prove.mappers import buffered_of, crowded, crowded_of, priced_all
 from workloads import catalog
 
 
@@ -100,11 +100,27 @@ def test_a_window_that_is_cut_may_need_more_room_twice() -> None:
     assert (with_bounds.mapping, with_bounds.lower_bound) == (without.mapping, without.lower_bound)
 
 
-def search_from(problem: Problem, least: int) -> searches.SearchResult:
+def test_uneven_shares_hold_less_at_a_time_than_tiles_that_divide() -> None:
+    """7 rows over 2 PEs, 4 and 3, in two steps of 2 sums: vector elements come twice (2 x 5), while on one PE
+    with room for 4 sums tiles that divide 7 would let them come seven times.
+    """
+    dram = Level("DRAM", None, 8, 100.0, 100.0, bypass=False)
+    sums, elements = (
+        Level(name, 8 * words, 8, 1.0, 1.0, may_keep=roles)
+        for name, words, roles in (("sums", 2, ("output",)), ("elements", 1, ("input", "weight")))
+    )
+    pes = Fanout("array", 1, (("x", 2),), (True,), (False,))
+    arch = Arch("uneven", (dram, sums, elements), (pes,), Compute(0.01, 0.01), 1.0, 8, overlap="free")
+    problem = Problem(arch, catalog.load("gemm:m=7,n=1,k=5").einsums[0], "energy")
+    found = search_from(problem, 0, "imperfect_spatial")
+    assert isclose(found.lower_bound, priced_all(problem, "imperfect_spatial").cost[0])
+
+
+def search_from(problem: Problem, least: int, factors: Factors = "perfect") -> searches.SearchResult:
     """With bounds of outer levels from so many nodes and boxes on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searches, "MIN_FOR_OUTER_BOUNDS", least)
-        return search(problem, "perfect", budget=20_000)
+        return search(problem, factors, budget=20_000)
 
 
 def test_what_a_short_search_found_stands_where_the_long_one_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
