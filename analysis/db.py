@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import threading
 import weakref
@@ -57,6 +58,7 @@ FRONT_ROWS = "internal.front_rows"
 # what a statement may raise that is one line for the user
 STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
 MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
+SLOW_S = 5.0  # seconds after which a statement over more than it may need is said to be one
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 # types of statements that are accepted; EXPLAIN only of these
@@ -658,11 +660,16 @@ def knee(values: Values) -> Values:
     equal sums it is the one whose worst objective is best, then the one that is best in the first objective,
     the second, and so on.
     """
+    return values[knees(values)[:1]]
+
+
+def knees(values: Values) -> NDArray[np.int64]:
+    """Returns which rows of a front have the least sum (`knee`), the knee first."""
     scaled = np.round(_scaled(values), 12)  # differences below are of rounding
     sums = np.round(scaled.sum(axis=1), 12)
     worst = scaled.max(axis=1, initial=-np.inf)
-    found: Values = values[np.lexsort((*values.T[::-1], worst, sums))[:1]]
-    return found
+    found = np.lexsort((*values.T[::-1], worst, sums))
+    return found[sums[found] == sums.min(initial=np.inf)]
 
 
 def _scaled(values: Values) -> Values:
@@ -799,17 +806,22 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
     misses it while all its threads are busy.
     """
     found: list[pa.Table | BaseException] = []
+    is_narrow: list[bool] = []  # known once the machines of a condition are
 
     def ask() -> None:
         try:
-            found.append(_fetch_all(con, text))
+            found.append(_fetch_all(con, text, is_narrow))
         except BaseException as fault:  # raised again below, in the main thread
             found.append(fault)
 
     thread = threading.Thread(target=ask, name="dse sql", daemon=True)
     thread.start()
     try:
-        thread.join(seconds)
+        thread.join(min(seconds, SLOW_S))
+        if thread.is_alive() and seconds > SLOW_S:
+            if is_narrow == [False] and (told := advice.of_slow(text)):
+                logging.getLogger("dse").warning("this takes long (%g s at most): %s", seconds, told)
+            thread.join(seconds - SLOW_S)
     except KeyboardInterrupt:
         _interrupt(con, thread)
         raise
@@ -833,8 +845,10 @@ def _interrupt(con: duckdb.DuckDBPyConnection, thread: threading.Thread) -> None
             return
 
 
-def _fetch_all(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+def _fetch_all(con: duckdb.DuckDBPyConnection, text: str, is_narrow: list[bool]) -> pa.Table:
+    """Runs a statement; appends to is_narrow whether it is of machines that it names."""
     with computed.narrow(con, text) as narrow:
+        is_narrow.append(computed.is_narrow(con))
         reader = con.sql(narrow).to_arrow_reader(100_000)
         batches, size = [], 0
         for batch in reader:

@@ -50,7 +50,8 @@ def prometheus(status: Any) -> str:
 
 @contextmanager
 def served(port: int | None, status: Callable[[], Any]) -> Iterator[None]:
-    """Serves /metrics and /status.json on 127.0.0.1 while the body runs; nothing if port is None.
+    """Serves /metrics and /status.json on 127.0.0.1 while the body runs; nothing if port is None. As long as
+    there is no status (None), requests are answered with 503.
 
     Raises RunFault if the port is taken.
     """

@@ -312,8 +312,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     shown.add_argument(
         "--neighbours",
         action="store_true",
-        help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that "
-        "the run has solved",
+        help="one-at-a-time sensitivity: what one step of each parameter changes (of a long axis also a "
+        "sixteenth of it), among the machines that the run has solved",
     )
     shown.add_argument(
         "--export",
