@@ -568,8 +568,8 @@ def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]
     """Returns the columns of objectives. Raises QueryError for what is no number of points or comes twice."""
     points = _columns(con, "points")
     names = [column_of(objective) for objective in objectives]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise QueryError(f'objective "{twice}" is given twice; give each once')
+    if twice := _given_twice(names):
+        raise QueryError(twice)
     numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in NO_OBJECTIVES]
     for name in names:
         if name not in points:
@@ -578,6 +578,12 @@ def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]
             known_names = ", ".join(numeric)
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
     return names
+
+
+def _given_twice(names: Sequence[str]) -> str:
+    """Returns which of the objectives comes twice, as a message; "" if none does."""
+    twice = next((name for name in names if names.count(name) > 1), "")
+    return f'objective "{twice}" is given twice; give each once' if twice else ""
 
 
 def column_of(objective: str) -> str:
@@ -1107,6 +1113,8 @@ def _checked(
         kind = "no list" if not is_list else "a list" if value else "empty"
         right = f"[{shown}]" if isinstance(value, str) and key != "reference" else ARGUMENTS[key]
         raise QueryError(f"{macro}: {key} = {shown} is {kind}; give e.g. {right}")
+    if key == "objectives" and (twice := _given_twice([column_of(str(one)) for one in value])):
+        raise QueryError(f"{macro}: {twice}")
     is_number = key in ("epsilon", "reference")
     for one in value if is_list else [value]:
         if is_number != (not isinstance(one, str)):
@@ -1154,7 +1162,9 @@ def _line(error: BaseException) -> str:
     )
     if new_names:
         return f"{message}; {new_names}"
-    if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
+    if wrong := NO_COLUMN.search(message):
+        if near := meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
+            return f"{wrong[1]}: no such column; did you mean {' or '.join(near)}?"
         text = wrong[1].replace("'", "''")
         return f"{message}; a text stands in single quotes: '{text}'"
     if (name := AMBIGUOUS.search(message)) and name[1] in ("einsum", "workload"):

@@ -863,6 +863,11 @@ def test_every_column_of_every_view_has_a_meaning(home: Path) -> None:
             '"node_nm": no such column; the axes are array_x',
         ),
         ("FROM hypervolume('designs', ['energy_pj', 'area_mm2'], [1, 1])", "1 pJ, 1 mm2"),
+        ("FROM knee('designs', ['energy_pj', '-energy_pj'])", 'knee: objective "energy_pj" is given twice'),
+        (
+            "SELECT energypj FROM what_if({dram_pj: 0.5}, machines := [148])",
+            "energypj: no such column; did you mean energy_pj?",
+        ),
     ],
 )
 def test_what_a_statement_lacks_is_said(home: Path, statement: str, told: str) -> None:

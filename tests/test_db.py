@@ -270,7 +270,7 @@ def test_a_parameter_that_is_no_axis_is_told_from_a_text() -> None:
     for name, told in (
         ("gbuf_capacity", "not an axis of this study (fixed, if it is a parameter); the axes are array_x, d"),
         ("lpddr5", "a text stands in single quotes: 'lpddr5'"),
-        ("dram_kin", 'Candidate bindings: "dram_kind"'),
+        ("dram_kin", "dram_kin: no such column; did you mean dram_kind?"),
     ):
         with pytest.raises(db.QueryError) as fault:
             db.query_tables(points, f"FROM points WHERE {name} = '4'", axes=["array_x", "dram_kind"])

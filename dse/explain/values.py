@@ -1332,7 +1332,8 @@ def _idle_note(arch: Arch, cost: EinsumCost) -> str:
         if double.issuperset(stall_cycles(arch, cost))
         else "; memory.double_buffer overlaps those between tiles"
     )
-    return f"{found}. Work inside waits for those of {', '.join(stalls)}{advice}."
+    meanwhile = "memories may be busy meanwhile"
+    return f"{found}. Work inside waits for those of {', '.join(stalls)} ({meanwhile}){advice}."
 
 
 SMALL_BUFFER_NOTE = "cannot read each operand only once (the buffer is too small)"

@@ -80,7 +80,9 @@ class _Parser(argparse.ArgumentParser):
             options = [name for name in self._option_string_actions if name.startswith("--")]
             message = f"unknown option {_advised(wrong[1], options)}"
         elif message.startswith("unrecognized arguments: "):
-            message += "; an option takes one word: --set KEY=VALUE, 'quoted' where it has blanks"
+            message += (
+                "; an option takes one word: A,B for a list, --set KEY=VALUE, 'quoted' where it has blanks"
+            )
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
 
