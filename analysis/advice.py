@@ -21,6 +21,7 @@ QUANTITY = re.compile(r"(?<![\w.])\d+(?:\.\d+)?\s*[A-Za-z]\w*")  # 8 KiB
 GROUP = re.compile(r"\bgroup\s*:=", re.I)
 REPRICED = re.compile(r"\b(what_if|robust)\s*\(", re.I)  # in the quotes of pareto('(FROM what_if ...'), too
 ASKED = re.compile(r"\bmachines\s*:=\s*\[([\d\s,]*)\]", re.I)  # a literal list of machines
+NAMED = re.compile(r"\bmachines\s*:=", re.I)
 MAX_VALUES = 32  # of a column, up to which they are said
 # columns of computed views -> where else their values are: (view, column)
 ELSEWHERE = {
@@ -324,7 +325,19 @@ def of_timeout(statement: str) -> str:
         if len(computed) > 1
         else "machine = 17, or machine IN (SELECT machine FROM pareto('points', ['energy_pj', 'latency_ns']))"
     )
-    return f"{names}: computed for every machine that is not left out; add WHERE {condition}"
+    return (
+        f"{names}: computed for every machine that is not left out, seconds for each thousand of them; "
+        f"add WHERE {condition}"
+    )
+
+
+def of_slow(statement: str) -> str:
+    """Returns what `of_timeout` does, if the statement is one that names no machines.
+
+    >>> of_slow("FROM what_if({dram_pj: 0.5}, machines := [1, 2])")
+    ''
+    """
+    return "" if NAMED.search(statement) else of_timeout(statement)
 
 
 def _tree(con: duckdb.DuckDBPyConnection, statement: str) -> Mapping[str, Any]:

@@ -4,12 +4,14 @@ statements over them to the machines that they ask for.
 DuckDB calls a function for all rows that reach it, before a join removes most of them: `machine IN (SELECT
 ...)` would compute millions of rows. Therefore the inner SELECT of such a statement is answered first, and
 the views are narrowed to its machines before functions are called. Of `einsums JOIN designs USING (machine)
-WHERE array_x = 16` the inner SELECT is that of the machines of `designs` that meet its own conditions.
+WHERE array_x = 16` the inner SELECT is that of the machines of `designs` that meet its own conditions, of
+`components JOIN pareto('points', ...) USING (machine)` that of the machines of the front.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ import pyarrow as pa
 # views whose rows are computed for unfused schedules, and stored for all others
 VIEWS = ("choices", "einsums", "workload_costs", "prices", "schedules", "segments")
 OF_MACHINES = ("designs", "machines", "points")  # views with rows per machine that call no such function
+FRONTS = ("pareto", "epsilon_front", "knee")  # macros that return rows of machines
 # parts of a condition whose value depends on nothing but a row
 PLAIN = {
     *("COLUMN_REF", "VALUE_CONSTANT", "CONJUNCTION_AND", "CONJUNCTION_OR", "COMPARE_BETWEEN", "COMPARE_IN"),
@@ -171,11 +174,17 @@ def narrow_to(con: duckdb.DuckDBPyConnection, machines: pa.Table) -> Iterator[No
 
 def widen(con: duckdb.DuckDBPyConnection) -> None:
     """Gives the views all machines again, if they are narrow, also after an interrupted statement."""
-    if con.execute(
-        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'"
-    ).fetchall() != [(0,)]:
+    if is_narrow(con):
         create_sources(con)
         con.execute("DROP TABLE internal.asked; DROP TABLE IF EXISTS internal.gathered")
+
+
+def is_narrow(con: duckdb.DuckDBPyConnection) -> bool:
+    """True while the views are narrowed to machines."""
+    found = con.execute(
+        "SELECT count(*) FROM duckdb_tables() WHERE schema_name = 'internal' AND table_name = 'asked'"
+    ).fetchall()
+    return found != [(0,)]
 
 
 def _has_machines(con: duckdb.DuckDBPyConnection) -> bool:
@@ -237,28 +246,40 @@ def _rewrite(con: duckdb.DuckDBPyConnection, text: str) -> tuple[str, str] | Non
 
 
 def _of_joined_views(con: duckdb.DuckDBPyConnection, tree: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the SELECT of the machines of a view of OF_MACHINES, joined by machine to a computed view, that
-    meet the conditions on its columns alone; None where there is none.
+    """Returns the SELECT of the machines of a front that is joined by machine to a computed view; or of those
+    of a view of OF_MACHINES, joined like that, that meet the conditions on its columns alone; None where
+    there is neither.
     """
     for node in nodes(tree):
         source = node.get("from_table")
         if not (tables := _joined_by_machine(source)) or not any(map(_is_view, tables)):
             continue
+        selected = json.loads(
+            con.execute("SELECT json_serialize_sql('SELECT machine FROM t WHERE a AND b')").fetchall()[0][0]
+        )["statements"][0]
+        if front := next(filter(_is_front, tables), None):
+            selected["node"] |= {"from_table": front, "where_clause": None}
+            return selected
         for table in tables:
             if table["type"] != "BASE_TABLE" or table["table_name"].lower() not in OF_MACHINES:
                 continue
             others = [one for one in tables if one is not table]
             own = [one for one in _conditions(node["where_clause"]) if _is_about(con, one, table, others)]
             if own:
-                found = json.loads(
-                    con.execute(
-                        "SELECT json_serialize_sql('SELECT machine FROM t WHERE a AND b')"
-                    ).fetchall()[0][0]
-                )["statements"][0]
-                where = found["node"]["where_clause"] | {"children": own}
-                found["node"] |= {"from_table": table, "where_clause": where if len(own) > 1 else own[0]}
-                return found
+                where = selected["node"]["where_clause"] | {"children": own}
+                selected["node"] |= {"from_table": table, "where_clause": where if len(own) > 1 else own[0]}
+                return selected
     return None
+
+
+def _is_front(table: dict[str, Any]) -> bool:
+    """True of a macro of FRONTS, as a table of a FROM clause, whose rows are made of no computed view."""
+    function = table.get("function") or {}
+    if table["type"] != "TABLE_FUNCTION" or function.get("function_name", "").lower() not in FRONTS:
+        return False
+    texts = [str(node["value"]["value"]) for node in nodes(function) if node.get("class") == "CONSTANT"]
+    words = {word for text in texts for word in re.findall(r"\w+", text.lower())}
+    return not words & {*VIEWS, *OF_TRAFFIC}
 
 
 def _joined_by_machine(source: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import threading
 import weakref
@@ -57,6 +58,7 @@ FRONT_ROWS = "internal.front_rows"
 # what a statement may raise that is one line for the user
 STATEMENT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, RecursionError, UnicodeError)
 MAX_NAMES, NEAREST = 12, 5  # up to so many valid names are all listed by a message; else so many near ones
+SLOW_S = 5.0  # seconds after which a statement over more than it may need is said to be one
 GIVE_UP_S = 2.0  # seconds of interrupts, after which a function that ignores them is left running
 DEDUPLICATED = ("mappings", "counts")  # keyed by content: a row may be in several parts, and is shown once
 # types of statements that are accepted; EXPLAIN only of these
@@ -566,8 +568,8 @@ def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]
     """Returns the columns of objectives. Raises QueryError for what is no number of points or comes twice."""
     points = _columns(con, "points")
     names = [column_of(objective) for objective in objectives]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise QueryError(f'objective "{twice}" is given twice; give each once')
+    if twice := _given_twice(names):
+        raise QueryError(twice)
     numeric = [name for name, kind in points.items() if NUMBER.match(kind) and name not in NO_OBJECTIVES]
     for name in names:
         if name not in points:
@@ -576,6 +578,12 @@ def _objective_columns(con: duckdb.DuckDBPyConnection, objectives: Sequence[str]
             known_names = ", ".join(numeric)
             raise QueryError(f'objective "{name}" is {points[name]}, no number; there are {known_names}')
     return names
+
+
+def _given_twice(names: Sequence[str]) -> str:
+    """Returns which of the objectives comes twice, as a message; "" if none does."""
+    twice = next((name for name in names if names.count(name) > 1), "")
+    return f'objective "{twice}" is given twice; give each once' if twice else ""
 
 
 def column_of(objective: str) -> str:
@@ -658,11 +666,16 @@ def knee(values: Values) -> Values:
     equal sums it is the one whose worst objective is best, then the one that is best in the first objective,
     the second, and so on.
     """
+    return values[knees(values)[:1]]
+
+
+def knees(values: Values) -> NDArray[np.int64]:
+    """Returns which rows of a front have the least sum (`knee`), the knee first."""
     scaled = np.round(_scaled(values), 12)  # differences below are of rounding
     sums = np.round(scaled.sum(axis=1), 12)
     worst = scaled.max(axis=1, initial=-np.inf)
-    found: Values = values[np.lexsort((*values.T[::-1], worst, sums))[:1]]
-    return found
+    found = np.lexsort((*values.T[::-1], worst, sums))
+    return found[sums[found] == sums.min(initial=np.inf)]
 
 
 def _scaled(values: Values) -> Values:
@@ -799,17 +812,22 @@ def _answer(con: duckdb.DuckDBPyConnection, text: str, seconds: float) -> pa.Tab
     misses it while all its threads are busy.
     """
     found: list[pa.Table | BaseException] = []
+    is_narrow: list[bool] = []  # known once the machines of a condition are
 
     def ask() -> None:
         try:
-            found.append(_fetch_all(con, text))
+            found.append(_fetch_all(con, text, is_narrow))
         except BaseException as fault:  # raised again below, in the main thread
             found.append(fault)
 
     thread = threading.Thread(target=ask, name="dse sql", daemon=True)
     thread.start()
     try:
-        thread.join(seconds)
+        thread.join(min(seconds, SLOW_S))
+        if thread.is_alive() and seconds > SLOW_S:
+            if is_narrow == [False] and (told := advice.of_slow(text)):
+                logging.getLogger("dse").warning("this takes long (%g s at most): %s", seconds, told)
+            thread.join(seconds - SLOW_S)
     except KeyboardInterrupt:
         _interrupt(con, thread)
         raise
@@ -833,8 +851,10 @@ def _interrupt(con: duckdb.DuckDBPyConnection, thread: threading.Thread) -> None
             return
 
 
-def _fetch_all(con: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+def _fetch_all(con: duckdb.DuckDBPyConnection, text: str, is_narrow: list[bool]) -> pa.Table:
+    """Runs a statement; appends to is_narrow whether it is of machines that it names."""
     with computed.narrow(con, text) as narrow:
+        is_narrow.append(computed.is_narrow(con))
         reader = con.sql(narrow).to_arrow_reader(100_000)
         batches, size = [], 0
         for batch in reader:
@@ -1093,6 +1113,8 @@ def _checked(
         kind = "no list" if not is_list else "a list" if value else "empty"
         right = f"[{shown}]" if isinstance(value, str) and key != "reference" else ARGUMENTS[key]
         raise QueryError(f"{macro}: {key} = {shown} is {kind}; give e.g. {right}")
+    if key == "objectives" and (twice := _given_twice([column_of(str(one)) for one in value])):
+        raise QueryError(f"{macro}: {twice}")
     is_number = key in ("epsilon", "reference")
     for one in value if is_list else [value]:
         if is_number != (not isinstance(one, str)):
@@ -1140,7 +1162,9 @@ def _line(error: BaseException) -> str:
     )
     if new_names:
         return f"{message}; {new_names}"
-    if (wrong := NO_COLUMN.search(message)) and not meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
+    if wrong := NO_COLUMN.search(message):
+        if near := meant(wrong[1], re.findall(r'"([^"]*)"', wrong[2] or "")):
+            return f"{wrong[1]}: no such column; did you mean {' or '.join(near)}?"
         text = wrong[1].replace("'", "''")
         return f"{message}; a text stands in single quotes: '{text}'"
     if (name := AMBIGUOUS.search(message)) and name[1] in ("einsum", "workload"):

@@ -272,8 +272,19 @@ def run(
         raise ValueError(line)
     _check_study(study, out)
     workers = study.workers if workers is None else workers
-    with _joined(address, workers) as cpus:  # before there is a folder: it may be refused
-        return _run(study, out, workers, address, cpus, progress, restored, metrics_port, publisher)
+    latest: list[Status] = []  # at most one
+
+    def said(status: Status) -> None:
+        latest[:] = [status]
+        if progress:
+            progress(status)
+
+    # before there is a folder: both may be refused
+    with (
+        metrics.served(metrics_port, lambda: latest[0] if latest else None),
+        _joined(address, workers) as cpus,
+    ):
+        return _run(study, out, workers, address, cpus, said, restored, publisher)
 
 
 @contextmanager
@@ -294,9 +305,8 @@ def _run(
     workers: int | None,
     address: str | None,
     cpus: int | None,
-    progress: Callable[[Status], None] | None,
+    progress: Callable[[Status], None],
     restored: Sequence[str],
-    metrics_port: int | None,
     publisher: Publisher | None,
 ) -> Outcome:
     """`run`, on a cluster of so many CPUs that has been joined; None: one is started if it is needed."""
@@ -322,7 +332,7 @@ def _run(
         _ask(run)
         _publish(run)
         if run.todo or not run.end_reason:
-            with metrics.served(metrics_port, lambda: run.last_status), _interruptible(run, progress):
+            with _interruptible(run, progress):
                 report("running", "starting actors" if workers != 0 else "")
                 with _lease_map(run, workers, address, cpus, report) as lease_map:
                     _loop(run, lease_map, report)

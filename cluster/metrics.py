@@ -50,7 +50,8 @@ def prometheus(status: Any) -> str:
 
 @contextmanager
 def served(port: int | None, status: Callable[[], Any]) -> Iterator[None]:
-    """Serves /metrics and /status.json on 127.0.0.1 while the body runs; nothing if port is None.
+    """Serves /metrics and /status.json on 127.0.0.1 while the body runs; nothing if port is None. As long as
+    there is no status (None), requests are answered with 503.
 
     Raises RunFault if the port is taken.
     """
@@ -59,10 +60,10 @@ def served(port: int | None, status: Callable[[], Any]) -> Iterator[None]:
         return
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(status))
-    except OSError as fault:
+    except (OSError, OverflowError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "ports end at 65535"
         raise RunFault(
-            f"--metrics {port}: 127.0.0.1 does not let this process listen there ({fault.strerror}); "
-            "give another port"
+            f"--metrics {port}: 127.0.0.1 does not let this process listen there ({why}); give another port"
         ) from fault
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name="dse metrics")
     thread.start()

@@ -320,12 +320,17 @@ JOINS = (
     ("AS t FULL JOIN points p ON p.machine > t.machine", f"t.machine IN {LEAST}", False),
     ("AS t, pareto('traffic', ['energy_pj']) AS p", f"t.machine = {LEAST}", False),
 )
+FRONT = "pareto('points', ['energy_pj', 'latency_ns']) AS p"
+OF_PRICES = "(FROM points WHERE machine <> (SELECT min(machine) FROM prices))"
 DESIGNS = "AS t JOIN designs AS d USING (machine, schedule)"
 # conditions on columns of a view joined by machine: whether they leave machines out before any is computed
 MACHINE_COLUMNS = (
     (DESIGNS, "array_x = 8 AND t.level <> 'DRAM'", True),
     (DESIGNS, "array_x IN (5, 13) AND d.energy_pj > 0 AND gbuf_capacity BETWEEN 1 AND 2 * 16384", True),
     ("AS t JOIN machines USING (machine) JOIN points p USING (machine, schedule)", "array_x = 8", True),
+    (f"AS t JOIN {FRONT} USING (machine, schedule)", "t.level <> 'MAC'", True),
+    (f"AS t LEFT JOIN {FRONT} USING (machine, schedule)", "true", False),
+    (f"AS t JOIN {FRONT.replace('points', OF_PRICES)} USING (machine, schedule)", "true", False),
     (DESIGNS, "array_x = 8 OR t.level = 'DRAM'", False),
     (DESIGNS, "t.energy_pj > 0", False),
     ("AS t LEFT JOIN designs d ON d.machine = t.machine AND d.array_x = 8", "d.array_x IS NULL", False),

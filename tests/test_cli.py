@@ -863,6 +863,11 @@ def test_every_column_of_every_view_has_a_meaning(home: Path) -> None:
             '"node_nm": no such column; the axes are array_x',
         ),
         ("FROM hypervolume('designs', ['energy_pj', 'area_mm2'], [1, 1])", "1 pJ, 1 mm2"),
+        ("FROM knee('designs', ['energy_pj', '-energy_pj'])", 'knee: objective "energy_pj" is given twice'),
+        (
+            "SELECT energypj FROM what_if({dram_pj: 0.5}, machines := [148])",
+            "energypj: no such column; did you mean energy_pj?",
+        ),
     ],
 )
 def test_what_a_statement_lacks_is_said(home: Path, statement: str, told: str) -> None:
@@ -1113,10 +1118,31 @@ def test_many_values_of_a_parameter_are_shown_in_ranges(home: Path) -> None:
     assert len(good("sql", "run", asked, "--all", folder=home).splitlines()) > 100
 
 
-def test_rows_of_a_front_that_their_gaps_may_exchange_are_counted() -> None:
+def test_a_knee_names_the_rule_and_points_of_equal_sum(home: Path) -> None:
+    """Of a front of two points in two objectives both sums are 1."""
+    asked = ["energy_pj", "latency_ns"]
+    run = runs.open(home / "run")
+    two = run.front(asked, distinct=True).table["machine"].to_pylist()[:2]
+    where = f"machine IN ({two[0]}, {two[1]})"
+    said = good("pareto", "run", "--objectives", ",".join(asked), "--knee", "--where", where, folder=home)
+    assert f"to 1 (worst); {two[1]} has the same sum: of such the one" in said
+
+
+def test_a_long_axis_has_a_step_that_can_be_seen() -> None:
+    from dse.frontend.runs import _steps
+
+    assert _steps(range(16), 5) == [4, 6]
+    assert _steps(range(447), 446) == [419, 445]
+    assert _steps(range(447), 100) == [73, 99, 101, 127]
+    assert _steps(["a", "b", "c"], "b") == ["a", "c"]
+
+
+def test_rows_of_a_front_that_their_gaps_may_exchange_are_named() -> None:
     """Of the rows, the first two are near in energy and latency, the last two in energy alone."""
     front = pa.table(
         {
+            "machine": [7, 8, 9, 10],
+            "schedule": [0, 1, 0, 0],
             "energy_pj": [100.0, 104.0, 200.0, 205.0],
             "latency_ns": [52.0, 50.0, 30.0, 20.0],
             "area_mm2": [1.0, 1.0, 1.0, 1.0],
@@ -1125,12 +1151,14 @@ def test_rows_of_a_front_that_their_gaps_may_exchange_are_counted() -> None:
         }
     )
     objectives = ["energy_pj", "latency_ns", "area_mm2"]
-    assert _close_line(front, [], objectives).startswith("1 pair of rows differ")
-    assert _close_line(front, [], ["energy_pj"]).startswith("2 pairs of rows differ")
+    assert _close_line(front, [], objectives).startswith("7 and 8.1 are not separated: ")
+    assert _close_line(front, [], ["energy_pj"]).startswith("7 and 8.1, 9 and 10 are not separated: ")
     assert _close_line(front, ["dram_kind"], objectives) == ""
-    areas = front.set_column(2, "area_mm2", pa.array([1.0, 1.01, 1.0, 1.0]))
+    areas = front.set_column(4, "area_mm2", pa.array([1.0, 1.01, 1.0, 1.0]))
     assert _close_line(areas, [], objectives) == ""
     assert _close_line(front.slice(0, 0), [], objectives) == ""
+    many = pa.concat_tables([front.slice(0, 2)] * 2)
+    assert "7 and 8.1, 7 and 8.1, 8.1 and 7 and 1 more pair are not" in _close_line(many, [], ["energy_pj"])
 
 
 def test_a_share_in_percent_is_pointed_at_its_number(home: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_parameter_that_is_no_axis_is_told_from_a_text() -> None:
     for name, told in (
         ("gbuf_capacity", "not an axis of this study (fixed, if it is a parameter); the axes are array_x, d"),
         ("lpddr5", "a text stands in single quotes: 'lpddr5'"),
-        ("dram_kin", 'Candidate bindings: "dram_kind"'),
+        ("dram_kin", "dram_kin: no such column; did you mean dram_kind?"),
     ):
         with pytest.raises(db.QueryError) as fault:
             db.query_tables(points, f"FROM points WHERE {name} = '4'", axes=["array_x", "dram_kind"])
@@ -349,10 +349,30 @@ def test_a_long_statement_is_told_what_to_add(statement: str, told: str) -> None
     assert bool(found) == bool(told)
 
 
+def test_what_takes_long_says_so_before_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only where the views are not narrowed to machines."""
+    for narrow, said in ((False, ["components: computed"]), (True, [])):
+
+        def slow(con: object, text: str, is_narrow: list[bool], narrow: bool = narrow) -> str:
+            is_narrow.append(narrow)
+            time.sleep(0.3)
+            return "rows"
+
+        caplog.clear()
+        monkeypatch.setattr(db, "SLOW_S", 0.1)
+        monkeypatch.setattr(db, "_fetch_all", slow)
+        assert db._answer(duckdb.connect(), "FROM components", 9.0) == "rows"
+        assert [line.partition("): ")[2][:20] for line in caplog.messages] == said
+
+
 def test_a_front_has_one_knee(run: Path) -> None:
     """Both ends of a front of two have the sum 1; of three on a line the middle is best balanced."""
     two, three = np.array([[9.0, 1.0], [1.0, 9.0]]), np.array([[1.0, 9.0], [9.0, 1.0], [5.0, 5.0]])
     assert db.knee(two).tolist() == db.knee(two[::-1]).tolist() == [[1.0, 9.0]]
+    assert db.knees(two).tolist() == [1, 0]
+    assert db.knees(np.array([[0.0, 1.0], [0.2, 0.9], [1.0, 0.0]])).tolist() == [0, 2]
     assert db.knee(three).tolist() == db.knee(three[::-1]).tolist() == [[5.0, 5.0]]
     con = db.connect(run)
     con.execute(

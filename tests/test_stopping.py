@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cluster import driver, metrics, stopping
-from cluster.store import StoreFault
+from cluster.store import RunFault, StoreFault
 from cluster.utilization import foreseen_utilization
 from dse.run import cache, folder
 from tests.commands import dse, good
@@ -146,6 +147,14 @@ def test_monitors_see_a_run_on_localhost(tmp_path: Path) -> None:
     assert out.status.workers_live == out.status.workers_busy == 0
     assert out.status.solving == ()
     assert out.status.queue == out.status.in_flight == out.status.retries == 0
+
+
+def test_a_port_that_is_taken_leaves_no_folder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 80_000):
+            with pytest.raises(RunFault, match=f"--metrics {port}: .*; give another port"):
+                driver.run(study(tmp_path, stop=FEW), tmp_path / "run", workers=0, metrics_port=port)
+    assert not (tmp_path / "run").exists()
 
 
 def test_enumerated_machines_keep_all_workers_busy_and_learned_ones_say_that_they_do_not(

@@ -29,7 +29,7 @@ from dse.sim.schedule.graph import on_chip
 from dse.sim.schedule.placed import index_ranges
 from dse.solve.options import SolverOptions, without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules, widths_in_the_way
-from hw.arch import ALL_OTHERS, Arch
+from hw.arch import ALL_OTHERS, Arch, Rule
 from workloads.einsum import Einsum, show
 from workloads.graph import (
     Workload,
@@ -669,12 +669,16 @@ def facts(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     return entries
 
 
-def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) -> list[str]:
-    """Sentences below the totals: which options were searched and which not (why); what fusion may save."""
+def notes(
+    arch: Arch, workload: Workload, solution: Solution, why: bool = True, asked: Sequence[Rule] = ()
+) -> list[str]:
+    """Sentences below the totals: which options were searched and which not (why); what fusion may save.
+    asked: the rules of solver.mapping.
+    """
     words_of = space_words(solution.certificate) or {}
     of_space = [f"{key.replace('_', ' ')}: {', '.join(words)}" for key, words in words_of.items() if words]
     found = of_space if why else [WHY]
-    found += _rules(arch, workload, solution) if why else []
+    found += _rules(arch, workload, solution, asked) if why else []
     hints = (
         _wide_gap(arch, workload, solution),
         unfused_hint(arch, workload, solution),
@@ -686,10 +690,17 @@ def notes(arch: Arch, workload: Workload, solution: Solution, why: bool = True) 
     return [*found, *filter(None, hints)]
 
 
-def _rules(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
-    """A line per rule of the machine's block mapping: what each einsum has for the roles that it names."""
+def _rules(arch: Arch, workload: Workload, solution: Solution, asked: Sequence[Rule]) -> list[str]:
+    """A line per rule, those of the machine's block mapping first: what each einsum has for the roles that it
+    names. asked: the rules of solver.mapping.
+    """
     lines = []
-    for i, rule in enumerate(arch.mapping):
+    named_rules = [
+        (f"{block}[{i}]", rule)
+        for block, rules in (("mapping", arch.mapping), ("solver.mapping", asked))
+        for i, rule in enumerate(rules)
+    ]
+    for place, rule in named_rules:
         ranks = (*(rule.ranks or ()), *(one.rank for one in rule.factors), *rule.order, *rule.inside)
         of_tensors = *rule.keep, *rule.bypass, *(one.tensor for one in rule.tile)
         texts = []
@@ -709,7 +720,7 @@ def _rules(arch: Arch, workload: Workload, solution: Solution) -> list[str]:
                 name if name == found else f"{name} = {found or 'none'}" for name, found in own.items()
             )
             texts.append(f"{c.name} {resolved}".rstrip())
-        lines.append(f"mapping[{i}]{f' at {rule.at.lower()}' * bool(rule.at)}: {'; '.join(texts)}")
+        lines.append(f"{place}{f' at {rule.at.lower()}' * bool(rule.at)}: {'; '.join(texts)}")
     return lines
 
 
@@ -1321,7 +1332,8 @@ def _idle_note(arch: Arch, cost: EinsumCost) -> str:
         if double.issuperset(stall_cycles(arch, cost))
         else "; memory.double_buffer overlaps those between tiles"
     )
-    return f"{found}. Work inside waits for those of {', '.join(stalls)}{advice}."
+    meanwhile = "memories may be busy meanwhile"
+    return f"{found}. Work inside waits for those of {', '.join(stalls)} ({meanwhile}){advice}."
 
 
 SMALL_BUFFER_NOTE = "cannot read each operand only once (the buffer is too small)"

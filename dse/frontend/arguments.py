@@ -80,7 +80,9 @@ class _Parser(argparse.ArgumentParser):
             options = [name for name in self._option_string_actions if name.startswith("--")]
             message = f"unknown option {_advised(wrong[1], options)}"
         elif message.startswith("unrecognized arguments: "):
-            message += "; an option takes one word: --set KEY=VALUE, 'quoted' where it has blanks"
+            message += (
+                "; an option takes one word: A,B for a list, --set KEY=VALUE, 'quoted' where it has blanks"
+            )
         print(f"{self.prog}: {message}; {self.prog} --help shows how", file=sys.stderr)
         sys.exit(2)
 
@@ -312,8 +314,8 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     shown.add_argument(
         "--neighbours",
         action="store_true",
-        help="one-at-a-time sensitivity: what one step of each parameter changes, among the machines that "
-        "the run has solved",
+        help="one-at-a-time sensitivity: what one step of each parameter changes (of a long axis also a "
+        "sixteenth of it), among the machines that the run has solved",
     )
     shown.add_argument(
         "--export",

@@ -269,6 +269,7 @@ STATUS_FIRST = (
 )
 WIDE_KEYS = 140  # columns of a terminal from which on keys have a column each for values, unit and default
 KEYS_IN_PIPES = 110  # columns of `dse list keys` in a pipe, whose cells are sentences
+MAX_PAIRS = 3  # of rows of a front that are not separated, which `dse pareto` names
 MAX_VALUES = 32  # of a parameter, which `dse sql` lists one by one
 WATCHED_NOTES = 3  # newest notes that --watch prints
 
@@ -414,6 +415,8 @@ def _pareto(args: argparse.Namespace) -> int:
             ]
         )
     )
+    if args.knee and not by and len(front) == 1:
+        tables.print_line(_knee_line(run, front, objectives, args.where))
     is_whole = not (args.objectives or args.where or by or args.knee or args.epsilon is not None)
     of_whole = [run.unfinished(), *([run.certificate()] if is_whole else [])]
     if not (args.where or by):  # the best points of the run, whichever of the front are shown
@@ -455,8 +458,8 @@ def _front_columns(
 
 
 def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -> str:
-    """Returns how many pairs of a front's rows may change places within their gaps: in every objective in
-    which the two differ, the worse one is worse by less than the gap of its cost; "" if none is.
+    """Returns which pairs of a front's rows may change places within their gaps: in every objective in which
+    the two differ, the worse one is worse by less than the gap of its cost; "" if none may.
     """
     import numpy as np
 
@@ -467,20 +470,48 @@ def _close_line(front: pa.Table, by: Sequence[str], objectives: Sequence[str]) -
     keys = [*zip(*(front[name].to_pylist() for name in by), strict=True)] if by else [()] * len(front)
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     groups = np.array([number[key] for key in keys])
-    pairs = 0
+    pairs: list[str] = []
+    names = [
+        f"{machine}.{schedule}" if schedule else f"{machine}"
+        for machine, schedule in zip(front["machine"].to_pylist(), front["schedule"].to_pylist(), strict=True)
+    ]
     for i in range(len(front) - 1):
         one, others = values[i], values[i + 1 :]
         larger_gap = np.maximum(gaps[i], gaps[i + 1 :])[:, None]
         is_same = others == one
         is_near = np.abs(others - one) < larger_gap * np.minimum(np.abs(others), np.abs(one))
         is_close = (is_same | (is_near & has_gap)).all(axis=1) & ~is_same.all(axis=1)
-        pairs += int((is_close & (groups[i + 1 :] == groups[i])).sum())
+        near = np.flatnonzero(is_close & (groups[i + 1 :] == groups[i]))
+        pairs += [f"{names[i]} and {names[i + 1 + k]}" for k in near]
+    more = len(pairs) - MAX_PAIRS
+    shown = ", ".join(pairs[:MAX_PAIRS]) + f" and {units.counted(more, 'more pair')}" * (more > 0)
     return (
-        f"{units.counted(pairs, 'pair')} of rows differ by less than their optimality gaps in every "
-        "objective in which they differ: which is better is open; a smaller solver.gap or sharing_gap tells "
-        "them apart"
+        f"{shown} are not separated: two differ by less than their optimality gaps in every objective in "
+        "which they differ; a smaller solver.gap or sharing_gap tells which is better"
         if pairs
         else ""
+    )
+
+
+def _knee_line(run: Any, front: pa.Table, objectives: Sequence[str], where: str) -> str:
+    """Returns the rule by which the one row of `front` is the knee, and which other points have its sum."""
+    import numpy as np
+
+    from analysis import db
+
+    names = [*map(db.column_of, objectives)]
+    whole = run.front(objectives, where, distinct=True, columns=()).table
+    signs = [-1.0 if db.maximised(one) else 1.0 for one in objectives]
+    values = np.column_stack([whole[name].to_numpy().astype(float) for name in names]) * signs
+    own = front["machine"][0].as_py()
+    tied = [whole["machine"][int(i)].as_py() for i in db.knees(values)]
+    others = ", ".join(str(one) for one in tied if one != own)
+    rule = "knee: least sum of objectives, each from 0 (best on the front) to 1 (worst)"
+    if not others:
+        return rule
+    return (
+        f"{rule}; {others} {'have' if len(tied) > 2 else 'has'} the same sum: of such the one whose worst "
+        "objective is best, then the one that is best in the first objective"
     )
 
 

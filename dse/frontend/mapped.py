@@ -129,10 +129,8 @@ class Mapped:
             if self.conversions
             else ""
         )
-        return (
-            screens.solution(self.arch, self.workload, self.solution, einsum, width, why, self.plan)
-            + conversions_text
-        )
+        given = self.arch, self.workload, self.solution, einsum, width, why, self.plan
+        return screens.solution(*given, self.options.mapping) + conversions_text
 
     def __repr__(self) -> str:
         return self.text()

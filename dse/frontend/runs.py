@@ -50,6 +50,8 @@ T = TypeVar("T")
 FETCHES = 4  # attempts to read a copy that its driver is changing
 MAX_FUSED = 1000  # machines of a run that is advised to be run again with another schedule, at most
 NO_WRAP = ' style="white-space: nowrap"'  # of a short cell in a notebook
+LEAST_GAP = 1e-5  # the least that the certificate of a front says, above rounding
+MAX_STEPS = 16  # values of an axis whose neighbours alone are one step away
 MAX_HTML_ROWS = 1000  # rows of an answer that a notebook shows
 # view -> its columns from which a schedule is costed again, and what follows FROM view
 STORED = {
@@ -618,7 +620,7 @@ class Run:
                 else f"its schedule of least {study.solver.objective}"
             )
             + (
-                f" dominates this front by more than {percent(gap)} in every objective"
+                f" dominates this front by more than {percent(max(gap, LEAST_GAP))} in every objective"
                 if gap > ROUNDING_GAP
                 else " dominates this front"
                 if is_front
@@ -804,8 +806,8 @@ class Run:
 
     def neighbours(self, number: int) -> Answer:
         """Returns the one-at-a-time sensitivity of a machine: how the objectives change with one step of each
-        parameter, among machines that the run has solved. One step leads to a neighbouring number; for a
-        parameter that is no number, to any other value.
+        parameter, among machines that the run has solved. One step leads to a neighbouring number, on a long
+        axis also to one a sixteenth of it further; for a parameter that is no number, to any other value.
         """
         columns = [o.column for o in self.study.objectives]
         base_values = spaces.values(self.study.space, number)
@@ -930,13 +932,13 @@ def _quote(key: str, value: Any) -> str:
 
 
 def _steps(values: Sequence[Any], own: Any) -> list[Any]:
-    """Returns the values one step from `own`, one of `values`: its neighbours on an axis of numbers, else all
-    other values.
+    """Returns the values one step from `own`, one of `values`: its neighbours on an axis of numbers, of more
+    than MAX_STEPS numbers also those a MAX_STEPS-th of all further; else all other values.
     """
     if any(isinstance(value, str | bool) for value in values):
         return [value for value in values if value != own]
-    i = values.index(own)
-    return [values[k] for k in (i - 1, i + 1) if 0 <= k < len(values)]
+    i, far = values.index(own), max(1, len(values) // MAX_STEPS)
+    return [values[k] for k in sorted({i - far, i - 1, i + 1, i + far}) if 0 <= k < len(values)]
 
 
 def _goes_on(space: spaces.Space, axis: spaces.Axis, end: Any) -> bool:

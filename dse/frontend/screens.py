@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from dse.mapping.schedule import Schedule
 from dse.sim.einsum.evaluate import Solution
 from dse.solve.gogeta.traffic import TrafficReport
 from hw import component
-from hw.arch import Arch
+from hw.arch import Arch, Rule
 from workloads.graph import Workload, unique
 
 MAX_ROWS = 16  # rows of a table of on-chip retention
@@ -44,17 +45,18 @@ def solution(
     width: int = WIDE,
     why: bool = False,
     plan: Schedule | None = None,
+    asked: Sequence[Rule] = (),
 ) -> str:
     """Returns totals, the energy breakdown, the costliest einsums, and nest, traffic and footprints of one
     einsum. name: of that einsum, in its own names; "all": each distinct one; None: the costliest. why: the
-    certificate in full. plan: as in `values.equal_names`.
+    certificate in full. plan: as in `values.equal_names`. asked: the rules of solver.mapping.
     """
     einsum_indices(workload, name)
     costed = explain.costed_einsums(workload, found)
     names_of = explain.equal_names(workload, found, plan)
     index_of = {own: i for i, names in enumerate(names_of) for own in names}
     head = facts(explain.facts(arch, workload, found, why), f"{workload.name} on {arch.name}", width)
-    notes = explain.notes(arch, workload, found, why)
+    notes = explain.notes(arch, workload, found, why, asked)
     blocks = [head + "".join(f"{wrapped(line, width)}\n" for line in notes)]
     blocks += [block(one, width) for one in explain.network(arch, workload, found, name == "all", plan)]
     blocks += [f"{schedules.to_text(found.schedule, workload)}\n"] if found.schedule else []

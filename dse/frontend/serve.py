@@ -63,8 +63,9 @@ def server(live: Live, port: int) -> ThreadingHTTPServer:
     }
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), _handler(pages))
-    except OSError as fault:
-        raise ValueError(f"--serve {port}: 127.0.0.1:{port} ({fault.strerror}); give another port") from None
+    except (OSError, OverflowError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "ports end at 65535"
+        raise ValueError(f"--serve {port}: 127.0.0.1:{port} ({why}); give another port") from None
 
 
 def _handler(pages: dict[str, tuple[str, Callable[[], str]]]) -> type[BaseHTTPRequestHandler]:
