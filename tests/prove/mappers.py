@@ -1,8 +1,8 @@
 """The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
 
-    python -m tests.prove mappers [--problems 10000] [--first 0] [--most 20000] [--networks 2000]
-        [--crowded 2000] [--widths 2000] [--ports 2000] [--shared 2000] [--waits 500]
-        [--formats 500] [--rules 2000]
+    python -m tests.prove mappers [--problems 5000] [--first 0] [--most 20000] [--networks 1000]
+        [--crowded 1000] [--widths 1000] [--ports 1000] [--shared 1000] [--waits 250]
+        [--formats 500] [--rules 1000]
 
 Each problem is answered with gaps of 0, 1 and 5 % (under rules with one of these), and once more with a
 budget of a few choices of spatial unrollings, which ends most searches: what such an answer says of its gap
@@ -130,7 +130,8 @@ def compared(
             f"against\n{best.mapping}"
         )
     whole = problem.arch.overlap == "free" and not padded(problem.einsum)
-    if whole and one.space and 0 < allowed < one.optimality_gap * (1 - 1e-9):
+    close = whole and not (one.left_open == "stalls" and clips_folds(problem))
+    if close and one.space and 0 < allowed < one.optimality_gap * (1 - 1e-9):
         yield f"{name}: a gap of {one.optimality_gap}, asked was {allowed}"
     tied = all(isclose(a, b, rel_tol=1e-9) for a, b in zip(ours, best.cost, strict=True))
     if one.proven and whole and not tied and not allowed:
@@ -138,6 +139,18 @@ def compared(
             f"{name}: ties of {ours}, the enumeration has {best.cost}\n{one.mapping}\n "
             f"against\n{best.mapping}"
         )
+
+
+def clips_folds(problem: Problem) -> bool:
+    """Whether folds of systolic arrays may be more than their bound: clipped elements do not count there
+    (`search._folds`).
+    """
+    sizes = problem.einsum.sizes()
+    return any(f.systolic for f in problem.arch.fanouts) and any(
+        d.offset < 0 or d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) >= d.size
+        for p in problem.einsum.tensors()
+        for d in p.dims
+    )
 
 
 def confirmed(problem: Problem, best: Best) -> Iterator[str]:
@@ -524,8 +537,6 @@ def near_of(problem: Problem, budget: int, gap: float) -> list[search.SearchResu
 def summed(rows: list[Told], spaces: Iterable[str]) -> int:
     """Prints a line per space and group; whether all are as they must be."""
     wrong = [line for row in rows for line in row.wrong]
-    for line in wrong[:10]:
-        print(f"  {line}")
     few = 0
     for tiles in spaces:
         for group in dict.fromkeys(row.group for row in rows):
@@ -551,6 +562,8 @@ def over(check: Callable[[int], list[Told]], first: int, problems: int) -> list[
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for number, rows in enumerate(pool.map(check, range(first, first + problems), chunksize=10), 1):
             found += rows
+            for line in (line for row in rows for line in row.wrong):
+                print(f"  {line}", flush=True)
             if number % 1000 == 0:
                 print(f"  {number} problems: {sum(len(row.wrong) for row in found)} wrong so far", flush=True)
     return found
@@ -566,17 +579,17 @@ def asked(description: str | None, **defaults: int) -> Any:
 def main() -> int:
     given = asked(
         __doc__,
-        problems=10_000,
+        problems=5_000,
         first=0,
         most=20_000,
-        networks=2_000,
-        crowded=2_000,
-        widths=2_000,
-        ports=2_000,
-        shared=2_000,
-        waits=500,
+        networks=1_000,
+        crowded=1_000,
+        widths=1_000,
+        ports=1_000,
+        shared=1_000,
+        waits=250,
         formats=500,
-        rules=2_000,
+        rules=1_000,
     )
     rows = over(partial(told, most=given.most), given.first, given.problems)
     rows += over(networked, given.first, given.networks)
