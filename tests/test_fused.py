@@ -28,7 +28,7 @@ from dse.solve import solve
 from dse.solve.layouts.layouts import Layouts
 from dse.solve.options import SolverOptions
 from dse.solve.schedules import fused
-from dse.solve.schedules.fusible_segments import segments
+from dse.solve.schedules.fusible_segments import agreeing_labels, segments
 from dse.solve.schedules.nests import Nests, Place
 from hw import machine
 from hw.arch import Arch, Compute, Level, read_rules
@@ -558,7 +558,7 @@ def test_labels_on_both_sides_of_an_einsum_agree() -> None:
                 for (a, x), (b, y) in product(enumerate(left), enumerate(right))
                 if (x and x is y) or (x and not y and x.last == i) or (y and not x and y.first == i)
             ]
-            assert fused._agreeing_labels(i, left, right) == agreeing  # type: ignore[arg-type]
+            assert agreeing_labels(i, left, right) == agreeing  # type: ignore[arg-type]
 
 
 SHARED = parse_schedule("""segment

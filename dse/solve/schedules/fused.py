@@ -65,6 +65,7 @@ from dse.solve.schedules.fusible_segments import (
     MAX_MEMBERS,
     Members,
     Split,
+    agreeing_labels,
     array_of_cores,
     fusing_levels,
     joined_segments,
@@ -530,7 +531,7 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
         left, right = (segments_by_boundary.get(j, [None]) for j in (i - 1, i))
         boundary_labels = [
             tuple(at for j, at in zip((i - 1, i), pair, strict=True) if j in boundaries)
-            for pair in _agreeing_labels(i, left, right)
+            for pair in agreeing_labels(i, left, right)
         ]
         rows += [
             Row((*b, *live_labels, *[0] * len(nodes)), None, None)
@@ -553,20 +554,6 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
         live, rows = found[i]
         graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
     return graph_factors
-
-
-def _agreeing_labels(
-    i: int, left: Sequence[Members | None], right: Sequence[Members | None]
-) -> list[tuple[int, int]]:
-    """Returns the labels (left, right of einsum i) that agree, in order: a segment that begins or ends with i
-    on one side, or the same segment on both. left, right: the segment that each label stands for, None first.
-    """
-    on_right = {id(m): at for at, m in enumerate(right) if m}
-    begins = [(0, at) for at, m in enumerate(right) if m and m.first == i]
-    crosses = [
-        (at, on_right.get(id(m), 0)) for at, m in enumerate(left) if m and (m.last == i or id(m) in on_right)
-    ]
-    return begins + crosses
 
 
 def _segment_rows(g: Graph, i: int, labels: Sequence[Members | None]) -> tuple[list[LiveRange], list[Row]]:
