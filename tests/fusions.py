@@ -281,15 +281,16 @@ class Everything:
         )
 
     def segment(self, first: int, last: int, kept: frozenset[str]) -> float:
-        own, room = self.workload.einsums[first:last], self.free(first, last, kept)
+        own = self.workload.einsums[first:last]
         handed = handed_on(own)
-        if room < 0 or kept & handed:
+        if kept & handed:
             return inf
         if len(own) == 1:
-            return self.below(own, 0, (), {}, kept, room)
+            return self.below(own, 0, (), {}, kept, self.free(first, last, kept))
         best = inf
         for loops, depths in self.plans(own, handed, kept):
             held = self.rooms(own, loops, depths | dict.fromkeys(handed, len(loops)))
+            room = self.free(first, last, kept, loops)
             if max(held) > room:
                 continue
             costs = (self.below(own, j, loops, depths, kept, room - n) for j, n in enumerate(held))
@@ -325,12 +326,40 @@ class Everything:
                 (n,) = sizes
                 yield from ((ranks, tile) for tile in range(1, n) if n % tile == 0)
 
-    def free(self, first: int, last: int, kept: frozenset[str]) -> int:
+    def free(self, first: int, last: int, kept: frozenset[str], loops: SharedLoops = ()) -> int:
         """Bits that kept tensors leave while einsums first to last run."""
         users = {t: [i for i, e in enumerate(self.workload.einsums) if t in _owners(e)] for t in kept}
-        there = [t for t, at in users.items() if at[0] < last and at[-1] >= first]
+        there = sorted(t for t, at in users.items() if at[0] < last and at[-1] >= first)
         elems = {e.output.tensor: e.output.stored_elems() for e in self.workload.einsums}
-        return self.arch.levels[1].capacity_bits - 8 * sum(elems[t] for t in there)
+        taken, left = sum(elems[t] for t in there), [t for t in there if users[t][0] < first]
+        for new in (t for t in there if users[t][0] >= first):
+            at = users[new][0] - first
+            for old in left:
+                if users[old][-1] <= users[new][0] and self.overwrites(first, last, old, at, loops):
+                    taken -= min(elems[old], elems[new])
+                    left.remove(old)
+                    break
+        return self.arch.levels[1].capacity_bits - 8 * taken
+
+    def overwrites(self, first: int, last: int, old: str, at: int, loops: SharedLoops) -> bool:
+        """True if the einsum at this place of a segment makes each element when no one needs that of `old` at
+        the same position any more, of the same size.
+        """
+        own = self.workload.einsums[first:last]
+        maker, made = own[at], own[at].output
+        reads = [(j, p) for j, e in enumerate(own) for p in e.inputs if own_name(p.tensor) == old]
+        for j, p in reads:
+            same = maker.kind != "mac" and p.dims == made.dims and {*maker.ranks()} == {*made.ranks()}
+            if (j == at and not same) or [d.size for d in p.dims] != [d.size for d in made.dims]:
+                return False
+            for ranks, _ in loops:
+                cut, into = (
+                    [k for k, d in enumerate(q.dims) if d.terms == ((ranks[i], 1),) and not d.offset]
+                    for q, i in ((p, j), (made, at))
+                )
+                if not cut or cut != into:
+                    return False
+        return True
 
     def loops(self, own: tuple[Einsum, ...], handed: frozenset[str]) -> Iterator[SharedLoops]:
         """Lists of up to three loops over ranks that cut what is handed on alike. Tiles of several divide."""

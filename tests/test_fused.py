@@ -21,13 +21,14 @@ from dse.mapping.schedule import Branch, Retained, Schedule, Segment, parse_sche
 from dse.mapping.searched import covers, excluding_features
 from dse.mapping.trips import trips
 from dse.sim.einsum.evaluate import Solution, objective_value
+from dse.sim.schedule import placed
 from dse.sim.schedule.faults import broken_rules, faults
 from dse.sim.schedule.graph import UNTIMED, evaluate
 from dse.solve import solve
 from dse.solve.layouts.layouts import Layouts
 from dse.solve.options import SolverOptions
 from dse.solve.schedules import fused
-from dse.solve.schedules.fusible_segments import segments
+from dse.solve.schedules.fusible_segments import agreeing_labels, segments
 from dse.solve.schedules.nests import Nests, Place
 from hw import machine
 from hw.arch import Arch, Compute, Level, read_rules
@@ -46,6 +47,7 @@ from tests.fusions import (
     wrong_in_layouts,
 )
 from tests.test_schedule_walks import compared
+from workloads import text
 from workloads.einsum import einsum
 from workloads.graph import Workload
 
@@ -477,6 +479,71 @@ nodes:
     assert found.totals["optimality_gap"] < 0.02
 
 
+# ranks of A and of B, what makes B of A, the bytes of the level, of which A and B take 256 each, and what is
+# retained with several shared loops and with one
+PLACES = {
+    "alone": ("m,n", "m,n", ("B[m,n] = relu(A[m,n])",), 400, ("AB", "AB")),
+    "below a loop": (
+        *("m,n", "m,n"),
+        ("T[m,t] += A[m,n] * G[n,t]", "B[m,n] += T[m,t] * H[t,n]"),
+        *(430, ("AB", "AB")),
+    ),
+    "loops that cut them apart": (
+        *("x,y,n", "y,x,n"),
+        ("T[x,y,t] += A[x,y,n] * G[n,t]", "B[y,x,n] += T[x,y,t] * H[t,n]"),
+        *(430, ("A", "A")),
+    ),
+    "one of the loops cuts them apart": (
+        *("r,s,u", "r,u,s"),
+        ("T[r,s,u,v] = A[r,s,u] * G[v]", "B[r,u,s] += T[r,s,u,v] * H[v]"),
+        *(400, ("A", "")),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_tensor_is_retained_in_the_place_of_one_that_is_read_for_the_last_time(case: str) -> None:
+    """Einsums of other ranks stand between, so that A and B are not passed on tile by tile."""
+    of_a, of_b, between, capacity, retained = PLACES[case]
+    workload = text.workload(
+        {"m": 64, "x": 8, "y": 8, "n": 4, "k": 4, "a": 5, "b": 7, "c": 3, "f": 4, "t": 8}
+        | {"r": 16, "s": 4, "u": 4, "v": 16},
+        f"A[{of_a}] += X[{of_a},k] * W[k]",
+        "Z[a,b] += P[a,c] * Q[c,b]",
+        *between,
+        "Y[b,a] += R[b,c] * U[c,a]",
+        f"C[{of_b},f] += B[{of_b}] * V[f]",
+    )
+    level = replace(A2S.levels[1], capacity_bits=8 * capacity)
+    arch = replace(A2S, levels=(A2S.levels[0], level))
+    for several, tensors in zip((True, False), retained, strict=True):
+        found = fused.fused(
+            arch, workload, "energy", "imperfect_spatial", lambda _: FREE, several_loops=several
+        )
+        assert isinstance(found, Solution)
+        assert found.schedule
+        assert "".join(one.tensor for one in found.schedule.retained) == tensors
+        assert len(found.schedule.segments) == 5
+
+
+def test_a_search_that_ends_later_costs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than every einsum by itself with shares retained; a half-searched schedule leaves them less room."""
+    steps = (
+        "S[h,m,p] += Q[h,m,e] * K[h,p,e]",
+        "T[h,m,p] = scaled(S[h,m,p])",
+        "O[h,m,f] += T[h,m,p] * V[h,p,f]",
+    )
+    workload, costs = text.workload({"h": 3, "m": 64, "p": 64, "e": 32, "f": 32}, *steps), list[float]()
+    for asked in (0, 30, 45):
+        times = iter(range(asked))
+        monkeypatch.setattr(fused.deadline, "has_passed", lambda left=times: next(left, None) is None)
+        found = solve.solve_schedule(A2S, workload, SolverOptions(schedule="fused"))
+        assert isinstance(found, list)
+        assert found[0].left_out or asked == 45
+        costs.append(found[0].energy_pj)
+    assert costs == sorted(costs, reverse=True)
+
+
 def test_labels_on_both_sides_of_an_einsum_agree() -> None:
     """Against every pair: one segment on both sides, or one that begins or ends there, and no other."""
     rng = Random(5)
@@ -491,7 +558,7 @@ def test_labels_on_both_sides_of_an_einsum_agree() -> None:
                 for (a, x), (b, y) in product(enumerate(left), enumerate(right))
                 if (x and x is y) or (x and not y and x.last == i) or (y and not x and y.first == i)
             ]
-            assert fused._agreeing_labels(i, left, right) == agreeing  # type: ignore[arg-type]
+            assert agreeing_labels(i, left, right) == agreeing  # type: ignore[arg-type]
 
 
 SHARED = parse_schedule("""segment
@@ -631,3 +698,8 @@ def test_a_share_of_a_tensor_fills_what_is_left() -> None:
     assert 0 < len(costs) < 25
     assert answer.energy_pj == min(costs) < whole.energy_pj
     assert covers(answer.space, answer.schedule, workload, arch) == "retention"
+
+
+def test_a_tensor_is_overwritten_once() -> None:
+    pairs = placed.overwritten(["a", "b", "c"], lambda old, new: old == "a" != new)
+    assert list(pairs) == [("a", "b")]

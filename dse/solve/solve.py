@@ -548,13 +548,19 @@ def _search_schedule(
         goal, factors, gap = options.single_objective, options.factors, options.gap
         # machines that share schedules: one shared loop, so that all bounds are of one space
         several_loops = not options.sharing_gap
-        found = fused(arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops)
-        if isinstance(found, Infeasible):
-            return found
-        alone = (
-            options.sharing_gap or arch.mapping or options.mapping
-        )  # shares and GOGETA's schedules obey none
-        return [found if alone else _with_parts_or_gogeta(arch, workload, options, found)]
+        takes_parts = not options.sharing_gap and is_taken(
+            arch, workload, replace(options, schedule="residency")
+        )
+
+        def parts(found: Solution) -> Solution | None:
+            return with_parts(arch, workload, found, goal) if takes_parts else None
+
+        found = fused(
+            arch, workload, goal, factors, constraints, gap, layouts_for, progress, several_loops, parts
+        )
+        if isinstance(found, Infeasible) or options.sharing_gap:
+            return found if isinstance(found, Infeasible) else [found]
+        return [_with_parts_or_gogeta(arch, workload, options, found, parts(found))]
     if options.schedule in PIPELINED_SCHEDULES:
         pipe_options = (
             options.single_objective,
@@ -610,9 +616,8 @@ def _best(
         answers["unfused"] = cached_layouts(arch, workload, replace(options, schedule="unfused"), progress)
         own_options = [replace(options, schedule="fused")]
     else:
-        own_options = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
-        if arch.mapping or options.mapping:
-            own_options = [own for own in own_options if is_taken(arch, workload, own)]
+        named = [replace(options, schedule=name) for name in fusing_schedules(arch, workload)]
+        own_options = [own for own in named if is_taken(arch, workload, own)]
         own_options.append(replace(options, schedule="unfused"))
     proving = [own for own in reversed(own_options) if own.schedule in WITH_BOUND]
     others = [own for own in own_options if own.schedule not in WITH_BOUND]
@@ -635,22 +640,22 @@ def _best(
 
 
 def _with_parts_or_gogeta(
-    arch: Arch, workload: Workload, options: SolverOptions, found: Solution
+    arch: Arch, workload: Workload, options: SolverOptions, found: Solution, parts: Solution | None
 ) -> Solution:
-    """Returns `found`, a fused schedule; the same with shares of more tensors retained, or GOGETA's schedule,
+    """Returns `found`, a fused schedule; `parts`, with shares of more tensors retained, or GOGETA's schedule,
     where that costs less. GOGETA's may win since it retains parts of tensors that several einsums read from
     main memory, and shares loops over ranks that are summed up.
     """
-    answers = {"fused": found}
-    # tensors retained in part are not timed at ports that serve some tensors
-    if not arch.with_ports() and (parts := with_parts(arch, workload, found, options.single_objective)):
-        answers["parts"] = parts
+    answers = {"fused": found} | ({"parts": parts} if parts else {})
     produced = {e.output.tensor for e in workload.einsums}
     reader_counts = Counter(
         t for e in workload.einsums for t in {base_tensor(p.tensor, produced) for p in e.inputs} - produced
     )
     reads_twice = max(reader_counts.values(), default=0) >= 2
-    if reads_twice and not deadline.has_passed() and "gogeta" in fusing_schedules(arch, workload):
+    takes_gogeta = "gogeta" in fusing_schedules(arch, workload) and is_taken(
+        arch, workload, replace(options, schedule="gogeta")
+    )
+    if reads_twice and takes_gogeta and not deadline.has_passed():
         gogeta = solve_schedule(arch, workload, replace(options, schedule="gogeta"))
         if not isinstance(gogeta, Infeasible) and gogeta[0].schedule:
             answers["gogeta"] = gogeta[0]

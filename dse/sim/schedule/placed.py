@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, prod
@@ -128,23 +128,15 @@ def retained_bits(i: int, schedule: Schedule, g: Graph, arch: Arch) -> dict[str,
         for one in schedule.retained
         if (share := most_retained(one, i, g))
     }
-    alive = [one for one in schedule.retained if bits_of.get(one.tensor)]
     found: dict[str, int] = {}
-    for one in alive:
+    alive: dict[str, dict[str, Retained]] = {}  # by level and tensor
+    for one in (one for one in schedule.retained if bits_of.get(one.tensor)):
         found[one.level] = found.get(one.level, 0) + bits_of[one.tensor]
-    made_here = {branch.einsum for branch in schedule.segments[i].branches}
-    for new in [one for one in alive if g.makers.get(one.tensor) in made_here]:
-        old = next(
-            (
-                old
-                for old in alive
-                if old.level == new.level and reuses_space(old.tensor, new.tensor, schedule.segments[i], g)
-            ),
-            None,
-        )
-        if old:
-            alive = [one for one in alive if one is not old]
-            found[new.level] -= min(_retained_bits(old, share_at(old, (i,), g), g, arch), bits_of[new.tensor])
+        alive.setdefault(one.level, {})[one.tensor] = one
+    for level, own in alive.items():
+        for old, new in overwritten(own, lambda old, new: reuses_space(old, new, schedule.segments[i], g)):
+            left = _retained_bits(own[old], share_at(own[old], (i,), g), g, arch)
+            found[level] -= min(left, bits_of[new])
     return found
 
 
@@ -168,6 +160,17 @@ def accesses(tensor: str, g: Graph) -> list[Projection]:
         for p in g.einsums[name].inputs
         if base_tensor(p.tensor, g.makers) == tensor
     ]
+
+
+def overwritten(
+    retained: Collection[str], may_overwrite: Callable[[str, str], bool]
+) -> Iterator[tuple[str, str]]:
+    """Yields which retained tensors others overwrite, as (old, new), each old one once."""
+    left = list(retained)
+    for new in retained:
+        if old := next((old for old in left if may_overwrite(old, new)), None):
+            left.remove(old)
+            yield old, new
 
 
 def reuses_space(old: str, new: str, segment: Segment, g: Graph) -> bool:

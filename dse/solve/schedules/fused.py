@@ -37,7 +37,7 @@ from typing import NamedTuple
 from dse.mapper.exact.layout_aware import layout_pricing
 from dse.mapping.constraints import Constraints, Factors, Limit
 from dse.mapping.conversion import with_conversions
-from dse.mapping.nest import Infeasible, Mapping, Store, role
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
 from dse.run import deadline
@@ -55,6 +55,7 @@ from dse.sim.einsum.evaluate import (
     relative_gap,
 )
 from dse.sim.fronts import Objective, undominated
+from dse.sim.schedule import placed
 from dse.sim.schedule.faults import broken_rules
 from dse.sim.schedule.graph import any_schedule, evaluate
 from dse.solve.elimination import Choice, Table, join, table
@@ -64,6 +65,7 @@ from dse.solve.schedules.fusible_segments import (
     MAX_MEMBERS,
     Members,
     Split,
+    agreeing_labels,
     array_of_cores,
     fusing_levels,
     joined_segments,
@@ -210,6 +212,7 @@ def fused(
     layouts: Callable[[Objective], Layouts | Infeasible | None] = lambda _: None,
     progress: ProgressFn = no_progress,
     several_loops: bool = True,
+    completed: Callable[[Solution], Solution | None] = lambda _: None,
 ) -> Solution | Infeasible:
     """Returns the best schedule with fused segments and retained tensors. Its optimality gap is to the
     optimum of this space, in any layouts.
@@ -221,6 +224,8 @@ def fused(
     layouts: returns the layouts to choose from by objective, or None on machines where all cost the same.
     several_loops: for energy, segments have several shared loops (dse/solve/schedules/shared_loops.py). For
         other objectives the schedule of least energy with several loops stands beside those of one loop.
+    completed: returns a schedule with shares of more tensors retained, if there is one. The best schedule is
+        the one that costs least with them: after a search that was cut that may be every einsum by itself.
     """
 
     limits = {e.name: constraints(e).limits for e in workload.einsums}
@@ -251,12 +256,18 @@ def fused(
             searched = replace(searched, beside=(LEAST_ENERGY,))
     if not priced:
         return Infeasible("the schedule", 1, 0, workload.name, "schedules")
-    cheapest = min(
-        priced, key=lambda one: (objective_value(objective, one.energy_pj, one.latency_cycles), one.energy_pj)
-    )
-    value = objective_value(objective, cheapest.energy_pj, cheapest.latency_cycles)
+
+    def cost(one: Solution) -> tuple[float, float]:
+        return objective_value(objective, one.energy_pj, one.latency_cycles), one.energy_pj
+
+    cheapest = min(priced, key=cost)
+    unfused, turns = _unfused(g)
+    if g.is_cut and unfused < inf and not g.layouts:
+        alone = evaluate(arch, workload, turns, objective, reuse=True)
+        others = [replace(alone, schedule=turns)] if isinstance(alone, Solution) else []
+        cheapest = min(cheapest, *others, key=lambda one: cost(completed(one) or one))
+    value = cost(cheapest)[0]
     gap = relative_gap(value, lower_bound)
-    unfused = _unfused_optimum(g)
     return with_certificate(
         replace(
             cheapest,
@@ -385,16 +396,19 @@ def with_certificate(
     return replace(solution, optimality_gap=gap, certificate=assumptions + text, space=space)
 
 
-def _unfused_optimum(g: Graph) -> float:
-    """Returns the objective value of the best unfused schedule with row-major tensors between einsums, inf if
-    an einsum does not fit.
+def _unfused(g: Graph) -> tuple[float, Schedule]:
+    """Returns the objective value of the best unfused schedule with row-major tensors between einsums, and
+    the schedule; inf if an einsum does not fit.
     """
     nothing_retained = dict.fromkeys((one.tensor for one in g.live_ranges), 0)
     rows_of = [_single(g, i, nothing_retained, g.live_ranges) for i in range(len(g.workload.einsums))]
-    options = [rows[0].option for rows in rows_of if rows]
-    energy = sum(option.energy for option in options if option)
-    latency = sum(option.latency for option in options if option)
-    return objective_value(g.objective, energy, latency) if all(rows_of) else inf
+    found = [(rows[0].option, rows[0].make) for rows in rows_of if rows]
+    energy = sum(option.energy for option, _ in found if option)
+    latency = sum(option.latency for option, _ in found if option)
+    return (
+        objective_value(g.objective, energy, latency) if all(rows_of) else inf,
+        Schedule(tuple(make() for _, make in found if make)),
+    )
 
 
 def space(g: Graph) -> Space:
@@ -517,7 +531,7 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
         left, right = (segments_by_boundary.get(j, [None]) for j in (i - 1, i))
         boundary_labels = [
             tuple(at for j, at in zip((i - 1, i), pair, strict=True) if j in boundaries)
-            for pair in _agreeing_labels(i, left, right)
+            for pair in agreeing_labels(i, left, right)
         ]
         rows += [
             Row((*b, *live_labels, *[0] * len(nodes)), None, None)
@@ -540,20 +554,6 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
         live, rows = found[i]
         graph_factors.add(i, [f"border {i}", *(RETAINED_NODE + one.tensor for one in live)], rows)
     return graph_factors
-
-
-def _agreeing_labels(
-    i: int, left: Sequence[Members | None], right: Sequence[Members | None]
-) -> list[tuple[int, int]]:
-    """Returns the labels (left, right of einsum i) that agree, in order: a segment that begins or ends with i
-    on one side, or the same segment on both. left, right: the segment that each label stands for, None first.
-    """
-    on_right = {id(m): at for at, m in enumerate(right) if m}
-    begins = [(0, at) for at, m in enumerate(right) if m and m.first == i]
-    crosses = [
-        (at, on_right.get(id(m), 0)) for at, m in enumerate(left) if m and (m.last == i or id(m) in on_right)
-    ]
-    return begins + crosses
 
 
 def _segment_rows(g: Graph, i: int, labels: Sequence[Members | None]) -> tuple[list[LiveRange], list[Row]]:
@@ -582,22 +582,84 @@ def _retained(g: Graph, e: Einsum, labels: dict[str, int], v: int) -> frozenset[
 
 
 def _reservation(
-    g: Graph, labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int
+    g: Graph,
+    labels: dict[str, int],
+    alive: Sequence[LiveRange],
+    first: int,
+    last: int,
+    overwritten: Collection[tuple[str, str]],
 ) -> Reserved | None:
     """Returns what tensors take that are retained while einsums first to last run. None: they do not fit, or
-    stand at more than one level. labels: of retained tensors (0: not retained).
+    stand at more than one level.
+
+    labels: of retained tensors (0: not retained)
+    overwritten: retained tensors (old, new), of which the new one may take the place of the old one
     """
-    reserved = [
-        (labels[one.tensor] - 1, one.bits)
-        for one in alive
-        if labels[one.tensor] and one.first <= last and one.last >= first
-    ]
-    if not reserved:
+    bits = {t: one.bits for t, one in _meanwhile(labels, alive, first, last).items()}
+    if not bits:
         return Reserved(-1, inf)
-    level_index = reserved[0][0]
-    free_bits = (g.levels[level_index].capacity_bits or inf) - sum(bits for _, bits in reserved)
-    is_one_level = all(u == level_index for u, _ in reserved)
+    level_index = labels[next(iter(bits))] - 1
+    pairs = placed.overwritten(bits, lambda *pair: pair in overwritten)
+    taken = sum(bits.values()) - sum(min(bits[old], bits[new]) for old, new in pairs)
+    free_bits = (g.levels[level_index].capacity_bits or inf) - taken
+    is_one_level = all(labels[t] - 1 == level_index for t in bits)
     return Reserved(level_index, free_bits) if free_bits >= 0 and is_one_level else None
+
+
+def _meanwhile(
+    labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int
+) -> dict[str, LiveRange]:
+    """Returns the tensors that are retained while einsums first to last run, by name, sorted."""
+    found = {one.tensor: one for one in alive if labels[one.tensor]}
+    return {t: one for t, one in sorted(found.items()) if one.first <= last and one.last >= first}
+
+
+def _replacing(
+    labels: dict[str, int], alive: Sequence[LiveRange], first: int, last: int
+) -> list[tuple[str, str]]:
+    """Returns the retained tensors (old, new) such that einsums first to last read the old one for the last
+    time and make the new one.
+    """
+    retained = _meanwhile(labels, alive, first, last)
+    ending = [t for t, one in retained.items() if one.first < first and one.last <= last]
+    return list(product(ending, (t for t, one in retained.items() if first <= one.first)))
+
+
+def _overwritten(
+    g: Graph, replacing: Sequence[tuple[str, str]], first: int, last: int, loop: tuple[str, ...] = ()
+) -> frozenset[tuple[str, str]]:
+    """Returns those of `_replacing` whose new tensor takes the place of the old one, as the evaluator has it.
+
+    loop: that einsums first to last share, its rank in each; (): none
+    """
+    einsums = g.workload.einsums
+    names: list[tuple[tuple[str, str], ...]] = [((loop[0], rank),) for rank in loop]
+    own = zip(einsums[first : last + 1], names or [()] * (last + 1 - first), strict=True)
+    branches = tuple(Branch(e.name, Mapping(()), ranks) for e, ranks in own)
+    segment = Segment(branches, tuple(Loop(rank, 1) for rank in loop[:1]))
+    order = placed.graph(g.workload, Schedule(tuple(_own_segment(e, Mapping(())) for e in einsums)))
+    return frozenset(pair for pair in replacing if placed.reuses_space(*pair, segment, order))
+
+
+def _sharing(
+    g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
+) -> Iterator[tuple[Members, Reserved]]:
+    """Yields what retained tensors take while a segment runs, with the loops below which they do: all loops,
+    and those below which more tensors are overwritten.
+    """
+    replacing = _replacing(labels, alive, m.first, m.last)
+    found = [_overwritten(g, replacing, m.first, m.last, loop) for loop in m.loops if replacing]
+    pairs_of = dict(zip(m.loops, found or [frozenset[tuple[str, str]]()] * len(m.loops), strict=True))
+    sets = {frozenset.intersection(*pairs_of.values())}
+    for pairs in pairs_of.values():
+        sets |= {pairs, *(pairs & other for other in sets)}
+    for pairs in sorted(sets, key=sorted):
+        reservation = _reservation(g, labels, alive, m.first, m.last, pairs)
+        axes, classes = (
+            tuple(loop for loop in loops if pairs <= pairs_of[loop]) for loops in (m.axes, m.classes)
+        )
+        if reservation:
+            yield replace(m, axes=axes, classes=classes), reservation
 
 
 def may_retain(g: Graph, e: Einsum, tensors: Collection[str], v: int) -> bool:
@@ -620,7 +682,9 @@ def _single(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]
 
 def _alone(g: Graph, i: int, labels: dict[str, int], alive: Sequence[LiveRange]) -> Iterator[Row]:
     """Yields the rows of an einsum alone in its segment (`_single`)."""
-    e, reservation = g.workload.einsums[i], _reservation(g, labels, alive, i, i)
+    e, replacing = g.workload.einsums[i], _replacing(labels, alive, i, i)
+    overwritten = _overwritten(g, replacing, i, i) if replacing else ()
+    reservation = _reservation(g, labels, alive, i, i, overwritten)
     if reservation is None:
         return
     v, free_bits = reservation
@@ -739,22 +803,22 @@ def _plans(
     g: Graph, m: Members, labels: dict[str, int], alive: Sequence[LiveRange]
 ) -> Iterator[tuple[Option, MakeSegment]]:
     """Yields the plans of `_fused`."""
-    reservation = _reservation(g, labels, alive, m.first, m.last)
-    if reservation is None or any(labels.get(t) for t in m.forwarded):
+    sharing = [] if any(labels.get(t) for t in m.forwarded) else list(_sharing(g, m, labels, alive))
+    if not sharing:
         return
     if deadline.has_passed():
         g.is_cut = True
         g.cut_segments.add(m)
         return
     einsums, cutoff = g.workload.einsums[m.first : m.last + 1], _apart(g, m, labels, alive)
-    for v, level in enumerate(g.levels):
+    for (own_m, reservation), (v, level) in product(sharing, enumerate(g.levels)):
         if reservation.level_index not in (-1, v) or not _may_forward(einsums, m, level):
             continue
         retained = [_retained(g, e, labels, v) for e in einsums]
         if not all(may_retain(g, e, own, v) for e, own in zip(einsums, retained, strict=True)):
             continue
         free = min(reservation.free_bits, level.capacity_bits or inf)
-        s = FusedSegment(g.arch, g.nests, level, einsums, m, retained, free, g.makers.keys())
+        s = FusedSegment(g.arch, g.nests, level, einsums, own_m, retained, free, g.makers.keys())
         for option in g.plans.best(s, cutoff):
             yield option, partial(plan_segment, s, option.plan)
     if g.array:

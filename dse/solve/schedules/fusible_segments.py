@@ -28,11 +28,17 @@ FusingSchedule = Literal["fused", "pipelined", "residency", "gogeta", "seq-overf
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
-    """A run of einsums that can share a loop."""
+class Span:
+    """A run of adjacent einsums."""
 
     first: int  # position of its first einsum
     last: int  # position of its last einsum
+
+
+@dataclass(frozen=True, slots=True)
+class Members(Span):
+    """A run of einsums that can share a loop."""
+
     forwarded: tuple[str, ...]  # tensors that one member makes and others read
     # forwarded tensors that leave the run, too: read outside of it, or a loop's state
     spilled: frozenset[str]
@@ -55,6 +61,20 @@ class Split:
     cores: int  # in use
     einsums: tuple[Einsum, ...]  # the part of one core
     members: Members  # of these einsums
+
+
+def agreeing_labels(
+    i: int, left: Sequence[Span | None], right: Sequence[Span | None]
+) -> list[tuple[int, int]]:
+    """Returns the labels (left, right of einsum i) that agree, in order: a segment that begins or ends with i
+    on one side, or the same segment on both. left, right: the segment that each label stands for, None first.
+    """
+    on_right = {id(m): at for at, m in enumerate(right) if m}
+    begins = [(0, at) for at, m in enumerate(right) if m and m.first == i]
+    crosses = [
+        (at, on_right.get(id(m), 0)) for at, m in enumerate(left) if m and (m.last == i or id(m) in on_right)
+    ]
+    return begins + crosses
 
 
 def fusing_levels(arch: Arch) -> tuple[Level, ...]:

@@ -73,7 +73,10 @@ def _form(s: FusedSegment) -> tuple[object, ...]:
         )
         for e, retained in zip(s.own, s.retained, strict=True)
     )
-    return members, tuple(t in s.members.spilled for t in s.members.forwarded), s.level.name
+    loops = tuple(
+        tuple(e.ranks().index(rank) for e, rank in zip(s.own, loop, strict=True)) for loop in s.members.loops
+    )
+    return members, loops, tuple(t in s.members.spilled for t in s.members.forwarded), s.level.name
 
 
 def _best_plans(s: FusedSegment, cutoff: float) -> list[Option]:

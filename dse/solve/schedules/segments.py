@@ -33,7 +33,7 @@ from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.fronts import Objective
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Reservation, Table, join, table
-from dse.solve.schedules.fusible_segments import has_nodes, runs
+from dse.solve.schedules.fusible_segments import Span, agreeing_labels, has_nodes, runs
 from dse.solve.schedules.fusible_segments import segments as looped
 from dse.solve.schedules.stage_bounds import SharingBounds
 from dse.solve.schedules.stages import (
@@ -74,11 +74,9 @@ class PlacedShape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class Range(Span):
     """A segment that is not solved yet: a run of einsums and its shared loop."""
 
-    first: int  # position of its first einsum
-    last: int  # position of its last einsum
     forwarded: frozenset[str]  # tensors that are made and read in it
     spilled: frozenset[str]  # forwarded tensors that einsums outside of it read too
     ranks: tuple[str, ...] = ()  # rank of the shared loop in each einsum; (): no shared loop
@@ -654,10 +652,9 @@ def _best_of_sums(
     limits = {"initiation interval": g.interval_limit, "latency": g.latency_limit}
     reservations |= {name: Reservation(limit) for name, limit in limits.items() if limit < inf}
     for i in range(n):
-        boundaries = [j for j in (i - 1, i) if 0 <= j < n - 1]
         combinations = [
             (at, way)
-            for at, option in _boundary_labels(i, boundaries, labels, alone, segment_options)
+            for at, option in _labelled(i, labels, alone[i], segment_options)
             for way in (option.ways() if option else (None,))
         ]
         if not combinations:
@@ -677,7 +674,7 @@ def _best_of_sums(
             )
             for at, way in combinations
         ]
-        tables.append(table([f"border {j}" for j in boundaries], rows, tuple(reservations)))
+        tables.append(table([f"border {j}" for j in (i - 1, i) if j in labels], rows, tuple(reservations)))
     joined = join(tables, reservations, objective)
     if not joined.choices:
         return _why_infeasible(g, workload.einsums, workload.name)
@@ -754,39 +751,16 @@ def _reservations(g: PipelineSearch, option: Option, first: int) -> list[float]:
     return bits + _limited(g, option)
 
 
-def _boundary_labels(
-    i: int,
-    boundaries: Sequence[int],
-    labels: dict[int, list[Range | None]],
-    alone: Sequence[Option | None],
-    segment_options: dict[Range, Option],
+def _labelled(
+    i: int, labels: dict[int, list[Range | None]], alone: Option | None, segment_options: dict[Range, Option]
 ) -> Iterator[tuple[tuple[int, ...], Option | None]]:
-    """Yields the labels of an einsum's boundaries that agree, each with the option that the einsum adds."""
-    for at in product(*(range(len(labels[j])) for j in boundaries)):
-        option = _option_at(
-            i, {j: labels[j][k] for j, k in zip(boundaries, at, strict=True)}, alone, segment_options
-        )
-        if option is not False:
-            yield at, option
-
-
-def _option_at(
-    i: int,
-    segment_at: dict[int, Range | None],
-    alone: Sequence[Option | None],
-    segment_options: dict[Range, Option],
-) -> Option | Literal[False] | None:
-    """Returns the option that einsum i adds: the einsum alone, or the segment that begins with it; None
-    further inside of a segment; False if the labels of its boundaries do not agree.
-
-    segment_at: by boundary (position of the einsum left of it), the segment that crosses it; None: none does.
+    """Yields the labels of an einsum's boundaries that agree, each with the option that the einsum adds: the
+    einsum alone, or the segment that begins with it; None further inside of a segment.
     """
-    left, right = segment_at.get(i - 1), segment_at.get(i)
-    if left is None and right is None:
-        return alone[i] or False
-    if left is not None and right is not None:
-        return None if left is right else False
-    if left is not None:
-        return None if left.last == i else False
-    assert right is not None
-    return segment_options[right] if right.first == i else False
+    left, right = (labels.get(j, [None]) for j in (i - 1, i))
+    if alone:
+        yield (0,) * sum(j in labels for j in (i - 1, i)), alone
+    for pair in agreeing_labels(i, left, right):
+        begins = right[pair[1]] if pair[0] == 0 else None
+        own = tuple(at for j, at in zip((i - 1, i), pair, strict=True) if j in labels)
+        yield own, segment_options[begins] if begins else None
