@@ -20,6 +20,7 @@ from workloads.einsum import Einsum, einsum
 from workloads.graph import Workload
 
 Words = int  # a set of words, as bits
+ONE_STEP = "one"  # what an operation on single words steps through: all of them go in its one step
 State = tuple[Words, Words]  # words on chip; those of them that main memory lacks
 
 
@@ -153,8 +154,8 @@ def _merge(costs: dict[State, int], more: dict[State, int]) -> None:
 def _runs(steps: list[Step], members: frozenset[int], size: dict[str, int], room: int) -> list[Run]:
     """All ways in which operations run as one pipeline. Each steps through its result ("m") or through
     operands that its result does not follow; what one passes on to another, both step through. Parts that
-    pass nothing on to each other read something in the same step, or all of it in every step, and then hold
-    all else.
+    pass nothing on to each other read something in the same step, or all of it in every step. What all steps
+    need is held; not by an operation that could not hold it alone, unless another one feeds it.
     """
     made = {steps[v].makes: v for v in members}
     links = [(made[t], v, t) for v in sorted(members) for t in steps[v].reads if t in made]
@@ -167,6 +168,8 @@ def _runs(steps: list[Step], members: frozenset[int], size: dict[str, int], room
                 return []
     found = dict[Run, None]()
     ways = [dict.fromkeys(["m", *(_rank(steps[v], t) for t in steps[v].reads)]) for v in sorted(members)]
+    if len(ways) == 1 and all(size[t] == 1 for v in members for t in (*steps[v].reads, steps[v].makes)):
+        ways = [dict.fromkeys([ONE_STEP])]
     for way in product(*ways):
         at = dict(zip(sorted(members), way, strict=True))
         if any(at[a] != "m" or at[b] != _rank(steps[b], t) for a, b, t in links):
@@ -184,10 +187,9 @@ def _runs(steps: list[Step], members: frozenset[int], size: dict[str, int], room
             t
             for v in members
             for t in (*steps[v].reads, steps[v].makes)
-            if len(members) > 1
-            and (parts > 1 or any(b == v for _, b, _ in links))
+            if (any(b == v for _, b, _ in links) or _may_hold(steps[v], size, room))
             and not (t in made and t != steps[v].makes)
-            and at[v] != ("m" if t == steps[v].makes else _rank(steps[v], t))
+            and t in _needed_whole(steps[v], at[v])
         }
         in_step = [(a, b) for a, b, first, second in reads if first and second]
         together = _joined(members, [*((a, b) for a, b, _ in links), *in_step])
@@ -202,8 +204,7 @@ def _to_run(
     """at: the rank of each operation; together: operations that take each step at once; held: tensors."""
     words = words_of(size)
     touched = {
-        v: {t: _rank(steps[v], t) == at[v] for t in steps[v].reads} | {steps[v].makes: at[v] == "m"}
-        for v in at
+        v: {t: t not in _needed_whole(steps[v], at[v]) for t in (*steps[v].reads, steps[v].makes)} for v in at
     }
     common = {t for of_one in touched.values() for t, in_step in of_one.items() if not in_step}
     made = {steps[v].makes for v in at}
@@ -219,6 +220,20 @@ def _to_run(
         sum(words[t] for t in common & made),
         sum(words[t] for t in held),
     )
+
+
+def _needed_whole(step: Step, at: str) -> set[str]:
+    """What an operation needs whole in each of its steps."""
+    tensors = {t: _rank(step, t) for t in step.reads} | {step.makes: "m"}
+    return {t for t, rank in tensors.items() if rank != at != ONE_STEP}
+
+
+def _may_hold(step: Step, size: dict[str, int], room: int) -> bool:
+    """Whether some way to run an operation alone holds no more than there is room for."""
+    if all(size[t] == 1 for t in (*step.reads, step.makes)):
+        return True
+    ways = ("m", *(_rank(step, t) for t in step.reads))
+    return min(sum(size[t] for t in _needed_whole(step, at)) for at in ways) <= room
 
 
 def _rank(step: Step, operand: str) -> str:

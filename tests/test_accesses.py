@@ -67,12 +67,12 @@ MLP = block("H[r,f] += X[r,m] * U[m,f]", "Y[r,n] += H[r,f] * V[f,n]", r=4096, m=
 
 
 def test_a_pipeline_holds_the_weights_that_do_not_stream() -> None:
-    """Row by row V stays whole, beside a row of X, H and Y but for a word of each; by columns of H what stays
-    is Y, which every column adds to: V is less.
+    """Row by row U and V stay whole, beside a row of H but for a word in a register; by columns of H what
+    stays is X and Y, which every column adds to: U and V are less.
     """
     edges = classify(MLP)
-    step = 511 + 2047 + 511
-    v = 2048 * 512 + step
+    step = 2047
+    v = 2 * 2048 * 512 + step
     assert [(p.stages, p.resident_words) for p in pipelined_phases(MLP, edges)] == [(((0,), (1,)), v)]
     assert [p.resident_words for p in pipelined_phases(MLP, edges, v)] == [v]
     assert [p.stages for p in pipelined_phases(MLP, edges, v - 1)] == [((0,),), ((1,),)]

@@ -35,6 +35,7 @@ BOUNDED = {  # what a recursion may be as deep as
         "dse/sim/counts/times.py": {"_inside", "_level", "_double_buffer_time", "_inner_time"}
     },
     "prime factors or ranks of one einsum": {
+        "dse/solve/gogeta/accesses.py": {"_nest_words", "_nest_words.inside"},
         "dse/mapper/baselines/exhaustive.py": {"chains"},
         "dse/mapper/exact/spatial.py": {
             "_factorizations",

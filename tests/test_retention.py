@@ -28,7 +28,7 @@ from dse.solve.gogeta.accesses import (
     tensors_in_step,
 )
 from dse.solve.gogeta.classify import classify, unbarred
-from dse.solve.gogeta.operations import graph
+from dse.solve.gogeta.operations import Graph, graph
 from dse.solve.gogeta.optimum import RetainedSpan
 from dse.solve.gogeta.sequence import canonical_order, every_sequence
 from dse.solve.gogeta.traffic import overfull_operations, traffic_of
@@ -50,7 +50,7 @@ def differs(seed: int) -> str:
     rng = Random(seed)
     steps, size = random_steps(rng, rng.randint(3, 5), 3)
     room, g = rng.randint(0, 8), graph(workload(steps, size))
-    ways = product(*(single_phases(g, v) for v in range(len(steps))))
+    ways = product(*(single_phases(g, v, room, g.words()) for v in range(len(steps))))
     lists = [phase_list(g, phases) for phases in ways]
     listed, all_ = lists[0], exhaustive(steps, size, room)
     found = min((retention.minimum_traffic(one, room) for one in lists), key=lambda found: found.cost)
@@ -93,6 +93,7 @@ def test_an_order_is_not_said_to_be_the_best_of_all_unless_all_were_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(traffic, "MAX_SEQUENCES", 3)
+    monkeypatch.setattr(traffic, "_undercut", lambda *_: [])
     steps, size = random_steps(Random(0), 6, 2)
     assert not traffic_of(workload(steps, size), 1).is_minimum
 
@@ -172,8 +173,8 @@ def test_small_results_are_counted_and_take_room() -> None:
     assert 80 * 3 - 80 * 64 / KIB <= kib(found, "Optimal") < 80 * 3
     told = found.document()
     assert told["operations"] == "80 of 80 cannot read each operand only once (the buffer is too small)"
-    claim = "lower bound for its order of operations, each operand read once, step by step"
-    assert told["Optimal"] == claim  # there is one order, and two ways to run each of 80 products
+    claim = "lower bound for all orders and pipelines of operations, each operand read once, step by step"
+    assert told["Optimal"] == claim
     assert kib(found, "Optimal, as a schedule") == 720  # 9 KiB a product: 8 x 8 results at a time
     assert kib(found, "Optimal") + 300 < kib(found, "Lower bound with rereads") < 720
     assert told["gap of the schedule to the lower bound"] == "30 %"
@@ -204,14 +205,14 @@ def test_operands_begin_and_end_in_main_memory_in_seq_flex() -> None:
 
 
 def test_an_operand_holds_its_room_until_the_result_is_complete() -> None:
-    """Powers of a matrix: X and A X stand beside what stays of A. Less than 3.55 MiB no schedule moves,
-    whichever way it walks A.
+    """Powers of a matrix: X, A X and a row of it stand beside what stays of A. Less than 3.55 MiB no
+    schedule moves, whichever way it walks A.
     """
     found = api.residency(
         "spmm_chain:rows=8184,nnz=130944,n=8,length=6", "gogeta_clusters", **{"sram.capacity": "64 KiB"}
     )
     a, t, room = 2 * 130944 + 8184, 8 * 8184, 16 * 64 * KIB // 4
-    words = a + 4 * (a - room + 2 * t) + (a - room + t) + 2 * t  # the last result does not stay
+    words = a + 5 * (a - room + 2 * t + 8) + 2 * t
     assert kib(found, "Optimal") * KIB == 4 * words
     assert 4 * words > 3.55 * KIB * KIB
 
@@ -292,11 +293,11 @@ def test_phases_name_what_they_hold() -> None:
     """Whatever its size: a weight of a pipeline's second stage."""
     wide = phase_list(MLP, pipelined_phases(MLP, classify(MLP)))
     assert [(a.read, a.written, a.whole_tensors, a.resident_words) for a in wide.accesses] == [
-        (("X", "U", "V"), ("Y",), frozenset("V"), 2048 * 512 + 511 + 2047 + 511)
+        (("X", "U", "V"), ("Y",), frozenset("UV"), 2 * 2048 * 512 + 2047)
     ]
     thin = block("H[r,f] += X[r,m] * U[m,f]", "Y[r,n] += H[r,f] * V[f,n]", r=4096, m=4, f=4, n=4)
     assert [a.resident_words for a in phase_list(thin, pipelined_phases(thin, classify(thin))).accesses] == [
-        16 + 3 * 3
+        2 * 16 + 3
     ]
 
 
@@ -356,12 +357,14 @@ def test_loops_cost_what_all_their_periods_cost(
 
 
 def test_crowded_operations() -> None:
-    """With k outermost a product holds its result, with m B, with n A: the smallest of these has to fit; with
-    a batch one of them at a time.
+    """With k outermost a product holds its result, with m B, with n A: the smallest of these has to fit,
+    beside a row of A, or of the result; with a batch one of them at a time.
     """
     e = einsum("Y[b,m,n] += A[b,m,k] * B[b,k,n]", {"b": 9, "m": 8, "n": 4, "k": 2})
-    assert [overfull_operations([e], room) for room in (7, 8)] == [1, 0]
-    assert overfull_operations([einsum("Y[m] = f(X[m])", {"m": 8})], 0) == 0
+    of_one = Graph((e,), frozenset("Y"))
+    assert [overfull_operations(of_one, room) for room in (8 + 1, 8 + 2)] == [[0], []]
+    copied = Graph((einsum("Y[m] = f(X[m])", {"m": 8}),), frozenset("Y"))
+    assert overfull_operations(copied, 0) == []
 
 
 def test_other_columns_are_other_words(tmp_path: Path) -> None:
@@ -398,15 +401,15 @@ def test_a_certificate_says_each_thing_once(tmp_path: Path) -> None:
 
 
 def test_who_shares_a_read_steps_through_one_dimension_of_it() -> None:
-    """T is 2 x 100. Rows hold x (100 words) beside a row of T, z and U (1,000), but for a word of each;
-    columns y (2) and U (2,000); x stepping through columns beside z through rows would hold 2 words, and read
-    different parts of T.
+    """T is 2 x 100. Rows hold x (100 words) beside a row of T, but for a word, and a row of z (100; not of U,
+    1,000, of which each word goes with all of it); columns y (2) and U (2,000); x stepping through columns
+    beside z through rows would hold 2 words, and read different parts of T.
     """
     sizes = {"m": 2, "n": 100, "s": 1000}
     texts = ("y[m] += T[m,n] * x[n]", "z[m,n] += T[m,n] * U[m,s]")
     g = graph(Workload("two", tuple(einsum(text, sizes) for text in texts)))
     both = frozenset((0, 1))
-    rows = 100 + 99 + 99 + 999
+    rows = 100 + 99 + 100
     assert fused_phases(g, unbarred(g), rows - 1)(both) == []
     assert [phase.resident_words for phase in fused_phases(g, unbarred(g), rows)(both)] == [rows]
 
@@ -417,8 +420,7 @@ def test_what_a_step_works_on_takes_room() -> None:
     for columns in (1, 2):
         g = graph(Workload("norm", tuple(einsum(text, {"i": 900, "c": columns}) for text in texts)))
         assert fused_phases(g, unbarred(g), 4)(frozenset((0, 1))) == []
-        single = [phase.step_words for phase in single_phases(g, 1)]
-        assert 0 in single
+        assert single_phases(g, 1, 1, g.words())[0].resident_words == 1
 
 
 def test_groups_that_wait_for_each_other_are_not_both_joined() -> None:
@@ -531,3 +533,16 @@ def test_a_row_of_a_softmax_is_passed_on_whole() -> None:
     texts = ("T[m,a] = softmax(X[m,a])", "Y[m,a] = f(T[m,a], V[m,a])")
     g = graph(Workload("rows", tuple(einsum(text, {"m": 8, "a": 8}) for text in texts)))
     assert [phase.steps for phase in pipelined_phases(g, classify(g))] == [((0, "m"), (1, "m"))]
+
+
+def test_what_is_added_once_may_come_last() -> None:
+    """GraphSAGE in small: through features n both products read X in step; S is whole as they end, is added
+    then, and holds its words until then as Y does.
+    """
+    texts = ("Z[m,n] += A[m,k] * X[k,n]", "S[m,o] += X[m,n] * V[n,o]", "Y[m,o] = S[m,o] + P[m,o]")
+    sizes = {"m": 8, "k": 8, "n": 6, "o": 2}
+    product = einsum("P[m,o] += Z[m,n] * W[n,o]", sizes)
+    einsums = [*(einsum(text, sizes) for text in texts[:2]), product, einsum(texts[2], {"m": 8, "o": 2})]
+    g = graph(Workload("sage", tuple(einsums)))
+    steps = [phase.steps for phase in fused_phases(g, unbarred(g), 999)(frozenset(range(3)))]
+    assert ((0, "n"), (1, "n"), (2, "n")) in steps

@@ -42,7 +42,7 @@ def traffic_over_capacity(
     found: dict[str, list[float]] = {}
     for number, capacity in enumerate(words):
         progress(number, [1.0] * len(words), f"{capacity} words")
-        one = traffic_of(workload, capacity, arch.word_bits, method)
+        one = traffic_of(workload, capacity, arch.word_bits, method, orders_for_policy=False)
         for name, moved in zip(CONFIGURATIONS, configuration_words(one), strict=True):
             found.setdefault(name, []).append(moved * word_bytes)
     return TrafficCurves(

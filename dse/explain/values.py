@@ -1346,8 +1346,8 @@ AS_PUBLISHED = (
 STEP_BY_STEP = (
     " Step by step: each phase goes through one rank of each operation, its steps in any order. Once its "
     "step is over, a word that does not stay gives its place to any other; words that all steps need keep "
-    "theirs from the first step to the last. What one step works on takes a place of its own, but for a word "
-    "of each tensor. Loops tiled over several ranks may move less."
+    "theirs until the phase ends. What one step works on takes a place of its own, but for a word of each "
+    "tensor. Loops tiled over several ranks may move less."
 )
 # names of arXiv 2303.11499, table 3; Optimal: the lowest traffic over all orders of operations that were
 # tried. The third entry is one row for two names (TrafficReport.gogeta)

@@ -1005,6 +1005,7 @@ def _plot(args: argparse.Namespace) -> int:
             if kind == "layout":
                 return api.layout(sources[0], sources[1], args.layout, **sets)
             if kind in pictures.OF_REUSE and not (kind == "residency" and args.schedule):
+                shown.step, shown.steps = "capacity", "capacities"
                 nodes = api.machine_with(sources[1], sets).nodes if kind == "graph" else ()
                 widths: dict[str, Any] = {
                     f"{node.name}.bits": {} for node in nodes if getattr(node, "bits", ())

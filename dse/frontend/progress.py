@@ -77,12 +77,13 @@ class Steps:
     def __init__(self, name: str, shorten: str = "") -> None:
         """shorten: what would shorten a long step, e.g. an option; "": nothing would."""
         self.name, self.current, self.done_count, self.step_count = name, "", 0, 0
+        self.step, self.steps = "einsum", "einsums"  # what a step is called
         self.shorten = shorten
         self.done_weight = self.total_weight = 0.0
         self.started_at = self.step_began_at = time.monotonic()
 
     def update(self, number: int, weights: Sequence[float], name: str) -> None:
-        """Records that step `number` begins: einsum `name`. weights: cost of all steps, in any unit."""
+        """Records that step `number`, called `name`, begins. weights: cost of all steps, in any unit."""
         self.current, self.done_count, self.step_count, self.step_began_at = (
             name,
             number,
@@ -108,8 +109,8 @@ class Steps:
         )
         estimate = f", about {duration(left)} left" if left > 1 else ""
         return (
-            f"{self.name}: {self.done_count} of {self.step_count} einsums, "
-            f"{duration(spent + step_s)}, now einsum {self.current} "
+            f"{self.name}: {self.done_count} of {self.step_count} {self.steps}, "
+            f"{duration(spent + step_s)}, now {self.step} {self.current} "
             f"({duration(step_s)}){estimate}"
         )
 

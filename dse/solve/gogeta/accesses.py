@@ -8,9 +8,9 @@ results stay in registers (`operations.SMALL_WORDS`) and are no accesses.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, combinations, pairwise, product
@@ -30,7 +30,6 @@ Step = Callable[[int, int, str], str]
 # positions after all accesses, as the next use of a tensor after its last access: AFTER_END of an output,
 # which is written to main memory; NEVER of any other tensor, which is no longer needed
 AFTER_END, NEVER = 10**15, 10**16
-MIN_STEPS = 16  # of what a step works on, so many times fit the buffer where nothing else chooses the steps
 MAX_JOINT_STEPS = 1000  # ways to step that are compared for operations that share reads
 
 
@@ -125,58 +124,155 @@ class AccessList:
         return found
 
 
-def one_by_one(graph: Graph, capacity: float = inf) -> list[Phase]:
-    """Every operation of a period in a phase of its own, in the order of the graph, step by step through the
-    rank of `_first_step`.
+def one_by_one(graph: Graph, capacity: float | None = None, word_bits: int | None = None) -> list[Phase]:
+    """Every operation of a period in a phase of its own, in the order of the graph, in the first of its
+    `single_phases`. capacity: None: as published, where operations alone hold nothing.
     """
-    # the second period, if there is one: unlike the first, it has a period before it
-    begin = min(1, graph.periods - 1) * graph.operations_per_period
-    found = graph.operations[begin : begin + graph.operations_per_period]
-    return [_single_phase(e, v, _first_step(e, capacity)) for v, e in enumerate(found)]
+    words, begin = graph.words(word_bits), _period_begin(graph)
+    numbers = range(begin, begin + graph.operations_per_period)
+    found = [
+        _first_way(graph.operations[v], v)
+        if capacity is None
+        else _ways(graph.operations[v], v, words, capacity)[0]
+        for v in numbers
+    ]
+    return [_to_phase(((v - begin,),), way, words, begin) for v, way in zip(numbers, found, strict=True)]
 
 
-def single_phases(graph: Graph, operation: int) -> list[Phase]:
-    """The ways to run an operation of a period alone: one per rank that it may step through, and one without
-    steps where these need room.
+def single_phases(graph: Graph, operation: int, capacity: float, words: Mapping[str, int]) -> list[Phase]:
+    """The ways to run an operation of a period alone, that which needs the fewest words first. words: of each
+    tensor of the graph.
     """
-    e = graph.operations[operation + min(1, graph.periods - 1) * graph.operations_per_period]
-    found = [_single_phase(e, operation, rank) for rank in step_ranks(e)]
-    return (
-        found
-        if found and not all(one.step_words for one in found)
-        else [*found, _single_phase(e, operation, "")]
+    begin = _period_begin(graph)
+    ways = _ways(graph.operations[operation + begin], operation + begin, words, capacity)
+    return [_to_phase(((operation,),), way, words, begin) for way in ways]
+
+
+def _period_begin(graph: Graph) -> int:
+    """The first operation of the period that stands for all: the second one, if there is one, as it has a
+    period before it.
+    """
+    return min(1, graph.periods - 1) * graph.operations_per_period
+
+
+def _first_way(e: Einsum, operation: int) -> Pipeline:
+    """An operation alone that holds nothing, through the first of its `step_ranks`."""
+    return Pipeline({}, {operation: next(iter(step_ranks(e)), "")})
+
+
+def is_overfull(e: Einsum, words: Mapping[str, int], capacity: float) -> bool:
+    """Whether an operation, whichever of its loops stands outermost, cannot read each operand once and write
+    its result once within a capacity.
+    """
+    return not any(way.needed_words(words) <= capacity for way in _all_ways(e, 0, words))
+
+
+def _ways(e: Einsum, operation: int, words: Mapping[str, int], capacity: float) -> list[Pipeline]:
+    """The ways to run an operation alone that fit the capacity, that which needs the fewest words first, then
+    that with the most words in step; only that through the rank that dominates it, if it fits. Of an overfull
+    operation, which must read operands again, the ways through its `step_ranks`, as if it held nothing and a
+    step took no place: so its words are a lower bound.
+    """
+    fitting = [way for way in _all_ways(e, operation, words) if way.needed_words(words) <= capacity]
+    if not fitting:
+        return [Pipeline({}, {operation: rank}) for rank in step_ranks(e) or [""]]
+    dominant = dominance(e).rank
+    if of_dominant := [way for way in fitting if way.steps[operation] == dominant != ""]:
+        return of_dominant
+    in_step = {way.steps[operation]: tensors_in_step([e], [way.steps[operation]]) for way in fitting}
+    left = _undominated(fitting, [in_step[way.steps[operation]] for way in fitting])
+    return sorted(
+        left,
+        key=lambda way: (
+            way.needed_words(words),
+            -sum(words[t] for t in in_step[way.steps[operation]]),
+            way.steps[operation],
+        ),
     )
 
 
-def _single_phase(e: Einsum, operation: int, rank: str) -> Phase:
-    words = step_words([e], [rank], _words_of(e))
-    return Phase(((operation,),), words, steps=((operation, rank),), step_words=words)
-
-
-def _first_step(e: Einsum, capacity: float) -> str:
-    """The rank that an operation steps through where nothing else decides it: the first of its `step_ranks`
-    whose step works on at most 1 / MIN_STEPS of the capacity; "": none.
+def _all_ways(e: Einsum, operation: int, words: Mapping[str, int]) -> list[Pipeline]:
+    """The ways to run an operation alone: through each of its ranks, holding what is not cut by it, and what
+    a nest of the other loops holds within one step; and all at once, holding all. An operation of one point
+    is one step, which works on one word of each tensor.
     """
-    words = _words_of(e)
-    small = (r for r in step_ranks(e) if step_words([e], [r], words) * MIN_STEPS <= capacity)
-    return next(small, "")
+    tensors = {p.tensor: (operation, k) for k, p in enumerate(e.tensors())}
+    if e.points() == 1:
+        return [Pipeline({}, {operation: ""})]
+    found = [Pipeline(tensors, {operation: ""})]
+    for rank in e.sizes():
+        whole = {p.tensor for p in e.tensors() if not is_cut(e, p, rank)}
+        held = {t: at for t, at in tensors.items() if t in whole}
+        found.append(Pipeline(held, {operation: rank}, step_words([e], [rank], words)))
+    return found
 
 
-def _words_of(e: Einsum) -> dict[str, int]:
-    """The words of each tensor of an operation."""
-    return {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
+def _nest_words(
+    e: Einsum, fixed: frozenset[str], tensors: Iterable[Projection], words: Mapping[str, int]
+) -> int:
+    """The fewest words that the other loops of an operation hold inside of those over `fixed`, so that they
+    read each word once: of the loop that stands outermost the parts of tensors that it does not cut, and
+    windows that slide along it; then those of the loops inside. What all loops cut is a word in a register.
+    """
+    left = list(tensors)
+    loops = [
+        rank for rank, n in e.extents if n > 1 and rank not in fixed and any(rank in p.ranks() for p in left)
+    ]
+
+    def inside(rank: str) -> int:
+        both, held, cut = fixed | {rank}, 0, list[Projection]()
+        for p in left:
+            if not is_cut(e, p, rank, fixed):
+                held += _part_words(e, p, fixed, words[p.tensor])
+            elif rank in p.partial_ranks():
+                held += _part_words(e, p, both, words[p.tensor])
+            else:
+                cut.append(p)
+        return held + (_nest_words(e, both, cut, words) if cut else 0)
+
+    return min(map(inside, loops), default=0)
+
+
+def _part_words(e: Einsum, p: Projection, fixed: Iterable[str], words: int) -> int:
+    """The words of a tensor that one trip of loops over `fixed` works on. words: of all of it."""
+    whole = e.sizes()
+    one = whole | dict.fromkeys(fixed, 1)
+    spans = [(min(d.hull(one), d.size), max(1, min(d.hull(whole), d.size))) for d in p.dims]
+    return max(1, -(-words * prod(n for n, _ in spans) // prod(n for _, n in spans)))
+
+
+def is_cut(e: Einsum, p: Projection, rank: str, fixed: Set[str] = frozenset()) -> bool:
+    """Whether each step along a rank needs a part of a tensor of its own: not where the rank does not index
+    it, or all of a row must be known first, nor columns of CSR outside of its rows. Rows of a triangular
+    solve need all those before, so its result is not cut along them; they take the right-hand side row by
+    row. fixed: ranks of loops outside.
+    """
+    if rank in e.whole_ranks():
+        return False
+    if e.levels() > 1 and rank in e.inputs[0].ranks():
+        return p != e.output
+    rows = {r for d in p.dims[:-1] for r in d.ranks()}
+    by_columns = p.format != "dense" and rank in p.dims[-1].ranks() and not rows <= fixed
+    return rank in p.ranks() and not by_columns
 
 
 def step_words(operations: Sequence[Einsum], steps: Sequence[str], words: Mapping[str, int]) -> int:
-    """Returns the words that one step of operations works on, but for one word of each tensor, which is in
-    registers. steps: rank of each operation, "" if it has none; words: of each tensor.
+    """Returns the words that one step of operations works on: the part of each tensor that several of them
+    use, but for a word in a register, and the most that the nest of one of them holds of its others
+    (`_nest_words`), as they take turns. steps: rank of each operation, "" if it has none; words: of each
+    tensor.
     """
-    part_of: dict[str, int] = {}
+    uses = Counter(t for e in operations for t in {p.tensor for p in e.tensors()})
+    part_of, in_nests = dict[str, int](), [0]
     for e, rank in zip(operations, steps, strict=True):
-        for p in e.tensors() if rank else ():
-            if rank in p.ranks():
-                part_of[p.tensor] = max(part_of.get(p.tensor, 0), -(-words[p.tensor] // e.sizes()[rank]))
-    return sum(max(0, part - 1) for part in part_of.values())
+        whole = {p.tensor for p in e.tensors() if rank not in p.ranks() or not is_cut(e, p, rank)}
+        cut = {p.tensor: p for p in e.tensors() if p.tensor not in whole}
+        for t, p in cut.items():
+            if uses[t] > 1:
+                part_of[t] = max(part_of.get(t, 0), _part_words(e, p, [rank], words[t]))
+        own = [p for t, p in cut.items() if uses[t] == 1]
+        in_nests.append(0 if e.levels() > 1 else _nest_words(e, frozenset([rank]), own, words))
+    return sum(max(0, part - 1) for part in part_of.values()) + max(in_nests)
 
 
 def step_ranks(e: Einsum) -> list[str]:
@@ -184,7 +280,7 @@ def step_ranks(e: Einsum) -> list[str]:
     with the most words first; only the rank that dominates it, if there is one. Left out are ranks with which
     no tensor goes in step that does not with another one, columns of CSR, and ranks of which all is one step.
     """
-    words = _words_of(e)
+    words = {p.tensor: accessed_words(p, e.sizes()) for p in e.tensors()}
     compressed = {rank for p in e.tensors() if p.format != "dense" for rank in p.dims[-1].ranks()}
     in_step = {
         rank: found
@@ -204,7 +300,7 @@ def step_ranks(e: Einsum) -> list[str]:
 def tensors_in_step(operations: Sequence[Einsum], steps: Sequence[str]) -> frozenset[str]:
     """Returns the tensors of operations that run at once of which each step needs a part of its own: all
     operations that read or make such a tensor step through the same dimension of it. steps: rank of each
-    operation, "" if it has none.
+    operation, "" if it has none. An operation of one point is one step, which needs all.
 
     None if the steps must be taken in one order, as in a scan, a triangular solve or where windows slide:
     then parts cannot be gone through in the order that suits the buffer (`retention`).
@@ -215,8 +311,9 @@ def tensors_in_step(operations: Sequence[Einsum], steps: Sequence[str]) -> froze
             return frozenset()
         for p in e.tensors():
             at = next((i for i, d in enumerate(p.dims) if rank in d.ranks()), -1)
-            is_part = at >= 0 and rank not in e.whole_ranks()
-            of_tensor[p.tensor].add((at, p.dims[at].size) if is_part else (-1, 0))
+            is_part = at >= 0 and is_cut(e, p, rank)
+            is_all = not rank and e.points() == 1
+            of_tensor[p.tensor].add((at, p.dims[at].size) if is_part else (0, 1) if is_all else (-1, 0))
     return frozenset(t for t, dims in of_tensor.items() if len(dims) == 1 and (-1, 0) not in dims)
 
 
@@ -298,6 +395,8 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
     }
     # the row of the last reader is that of the maker: no later phase reads the tensor
     internal = {t for t, row in row_of_maker.items() if last_row.get(t) == row and t not in graph.outputs}
+    # (phase of a period, whether it is the first one) -> tensors in step, as (operation of the phase, number)
+    places_in_step = dict[tuple[int, bool], list[tuple[int, int]]]()
     found = []
     for row, (phase, stages) in enumerate(rows):
         phase_einsums, period_begin = (
@@ -314,18 +413,45 @@ def phase_list(graph: Graph, phases: Sequence[Phase], word_bits: int | None = No
             for operation, k in phase.whole_tensors
             if operation in members
         )
-        steps = dict(phase.steps)
-        in_step = tensors_in_step(phase_einsums, [steps.get(v, "") for v in chain(*phase.stages)])
+        key = row % len(phases), row < len(phases)
+        if key not in places_in_step:
+            steps = dict(phase.steps)
+            named = tensors_in_step(phase_einsums, [steps.get(v, "") for v in chain(*phase.stages)])
+            places_in_step[key] = [
+                (v, k)
+                for v, e in enumerate(phase_einsums)
+                for k, p in enumerate(e.tensors())
+                if p.tensor in named
+            ]
+        in_step = {phase_einsums[v].tensors()[k].tensor for v, k in places_in_step[key]}
         found.append(
             Access(
                 tuple(read),
                 results,
                 sum(words[t] for t in whole) + phase.step_words,
                 whole,
-                in_step & {*read, *results} - whole,
+                frozenset(in_step & {*read, *results} - whole),
             )
         )
     return _to_access_list(graph, found, words)
+
+
+def loosest_list(graph: Graph, ways: Sequence[Sequence[Phase]], word_bits: int | None = None) -> AccessList:
+    """One access per phase (`phase_list`) that asks no more of the buffer than any way to run the phase: what
+    all of them hold, what some step works on, and in step what goes so in any of them. ways: of each phase.
+    """
+    words = graph.words(word_bits)
+    lists = [
+        phase_list(graph, [of_one[min(k, len(of_one) - 1)] for of_one in ways], word_bits)
+        for k in range(max(map(len, ways)))
+    ]
+    found = []
+    for same in zip(*(listed.accesses for listed in lists), strict=True):
+        whole = frozenset.intersection(*(a.whole_tensors for a in same))
+        in_step = frozenset().union(*(a.in_step | a.whole_tensors for a in same)) - whole
+        least = min(a.resident_words - sum(words[t] for t in a.whole_tensors - whole) for a in same)
+        found.append(replace(same[0], resident_words=least, whole_tensors=whole, in_step=in_step))
+    return replace(lists[0], accesses=tuple(found))
 
 
 def _phase_accesses(
@@ -397,23 +523,27 @@ def pipelined_phases(
     small_words: int = 0,
 ) -> list[Phase]:
     """The phases of `pipelines_within` for one capacity."""
-    return pipelines_within(graph, edges, word_bits, small_words)(capacity)
+    return pipelines_within(graph, edges, capacity, word_bits, small_words)(capacity)
 
 
 def pipelines_within(
-    graph: Graph, edges: Sequence[Edge], word_bits: int | None = None, small_words: int = 0
+    graph: Graph,
+    edges: Sequence[Edge],
+    capacity: float = inf,
+    word_bits: int | None = None,
+    small_words: int = 0,
 ) -> Callable[[float], list[Phase]]:
-    """Returns a function of the capacity: the phases of a period. Operations are joined along edges that can
-    be pipelined, and so are the consumers of a multicast, as long as one pipeline can run them.
+    """Returns a function of a limit, at most the capacity: the phases of a period. Operations are joined
+    along edges that can be pipelined, and so are the consumers of a multicast, as long as one pipeline can
+    run them.
 
     Two groups are joined if all edges between their operations can be pipelined, no path leads out of the
     joined group and back, all operations can step through one rank, and the tensors that every step needs
-    whole (weights) together fit the capacity. Source: GOGETA, section 5; the capacity is our addition.
+    whole (weights) together are within the limit. Source: GOGETA, section 5; the limit is our addition.
     small_words: tensors of up to so many words take no capacity, and consumers of a multicast need not read
     it in step (as published: SMALL_WORDS).
     """
-    # the second period, if there is one: unlike the first, it has a period before it
-    period_begin = min(1, graph.periods - 1) * graph.operations_per_period
+    period_begin = _period_begin(graph)
     period_edges = [
         e for e in edges if period_begin <= e.source and e.target < period_begin + graph.operations_per_period
     ]
@@ -429,25 +559,31 @@ def pipelines_within(
     ]
     pairs.sort(key=max)
     step = _steps_along(graph, edges_from)
+    holds = _holding(graph, words, capacity)
 
     @cache
     def pipeline_of(joined: tuple[int, ...]) -> Pipeline | None:
         if not _is_convex(edges_from, joined):
             return None
-        found = _pipelines(graph, edges_from, joined, words, step, shares_reads=not small_words)
+        found = _pipelines(graph, edges_from, joined, words, step, None if small_words else holds)
         return min(found, key=lambda one: one.needed_words(words), default=None)
 
     members = range(period_begin, period_begin + graph.operations_per_period)
 
-    def joined_phases(capacity: float, checks_cycles: bool) -> list[Phase]:
+    @cache
+    def alone(v: int) -> Pipeline:
+        e = graph.operations[v]
+        return _first_way(e, v) if small_words else _ways(e, v, words, capacity)[0]
+
+    def joined_phases(limit: float, checks_cycles: bool) -> list[Phase]:
         group: dict[int, tuple[int, ...]] = {v: (v,) for v in members}
-        pipeline = {v: _alone(graph, v, words, 0 if small_words else capacity) for v in members}
+        pipeline = {v: alone(v) for v in members}
         for a, b in pairs:
             if group[a] is group[b]:
                 continue
             joined = tuple(sorted(group[a] + group[b]))
             found = pipeline_of(joined)
-            if found is None or found.needed_words(words) > capacity:
+            if found is None or found.needed_words(words) > limit:
                 continue
             if checks_cycles and _waits_for_itself(edges_from, group, joined):
                 continue
@@ -456,11 +592,11 @@ def pipelines_within(
         pipelines = [(g, pipeline[g[0]]) for g in {id(g): g for g in group.values()}.values()]
         return _ordered_phases(period_edges, pipelines, words, period_begin)
 
-    def phases(capacity: float) -> list[Phase]:
-        found = joined_phases(capacity, checks_cycles=False)
+    def phases(limit: float) -> list[Phase]:
+        found = joined_phases(limit, checks_cycles=False)
         # groups that wait for each other are in no order; few graphs have them, so only these are checked
         count = sum(len(stage) for phase in found for stage in phase.stages)
-        return found if count == len(members) else joined_phases(capacity, checks_cycles=True)
+        return found if count == len(members) else joined_phases(limit, checks_cycles=True)
 
     return phases
 
@@ -508,40 +644,31 @@ def fused_phases(
 
     edges: of the graph; those whose pattern is sequential only since they skip a level may pipeline
     """
-    begin = min(1, graph.periods - 1) * graph.operations_per_period
+    begin = _period_begin(graph)
     edges_from: dict[int, list[Edge]] = defaultdict(list)
     for e in edges:
         if begin <= e.source and e.target < begin + graph.operations_per_period:
             edges_from[e.source].append(e)
     words, step = graph.words(word_bits), _steps_along(graph, edges_from)
+    holds = _holding(graph, words, capacity)
 
     @cache
     def phases(operations: frozenset[int]) -> list[Phase]:
         members = sorted(v + begin for v in operations)
         if len(members) == 1:
-            return single_phases(graph, members[0] - begin)
+            return single_phases(graph, members[0] - begin, capacity, words)
         if not _is_convex(edges_from, members):
             return []
         inner = [e for v in members for e in edges_from[v] if e.target in members]
         ways = [
-            (
-                found,
-                tensors_in_step([graph.operations[v] for v in members], [found.steps[v] for v in members]),
-            )
-            for found in _pipelines(graph, edges_from, members, words, step, shares_reads=True)
+            found
+            for found in _pipelines(graph, edges_from, members, words, step, holds)
             if found.needed_words(words) <= capacity
         ]
-        best = dict[tuple[frozenset[str], frozenset[str], int], Pipeline]()
-        for found, in_step in ways:
-            best.setdefault((frozenset(found.held), in_step, found.step_words), found)
-        left = [
-            found
-            for (held, in_step, own), found in best.items()
-            if not any(
-                h <= held and s >= in_step and n <= own and (h, s, n) != (held, in_step, own)
-                for h, s, n in best
-            )
-        ]
+        operations_of = [graph.operations[v] for v in members]
+        left = _undominated(
+            ways, [tensors_in_step(operations_of, [found.steps[v] for v in members]) for found in ways]
+        )
         left.sort(key=lambda found: found.needed_words(words))
         return [_to_phase(_stages(inner, members, begin), found, words, begin) for found in left]
 
@@ -554,11 +681,32 @@ def _to_phase(stages: Stages, found: Pipeline, words: Mapping[str, int], period_
     return Phase(stages, found.needed_words(words), held, steps, found.step_words)
 
 
-def _alone(graph: Graph, operation: int, words: Mapping[str, int], capacity: float) -> Pipeline:
-    """An operation alone as a pipeline. capacity: 0: as published, where a step takes no place."""
-    e = graph.operations[operation]
-    rank = _first_step(e, capacity or inf)
-    return Pipeline({}, {operation: rank}, step_words([e], [rank], words) if capacity else 0)
+def _undominated(ways: Sequence[Pipeline], in_step: Sequence[frozenset[str]]) -> list[Pipeline]:
+    """The ways to run operations without those for which another one holds no tensor more, has as many in
+    step, and works on no more words; of equal ones the first.
+    """
+    best = dict[tuple[frozenset[str], frozenset[str], int], Pipeline]()
+    for found, of_one in zip(ways, in_step, strict=True):
+        best.setdefault((frozenset(found.held), of_one, found.step_words), found)
+    return [
+        found
+        for (held, of_one, own), found in best.items()
+        if not any(
+            h <= held and s >= of_one and n <= own and (h, s, n) != (held, of_one, own) for h, s, n in best
+        )
+    ]
+
+
+def _holding(graph: Graph, words: Mapping[str, int], capacity: float) -> Callable[[int], bool]:
+    """Returns the function that says whether an operation holds what its steps have in common where no other
+    one of its pipeline feeds it: all but overfull ones (`is_overfull`) do.
+    """
+
+    @cache
+    def holds(operation: int) -> bool:
+        return not is_overfull(graph.operations[operation], words, capacity)
+
+    return holds
 
 
 def _is_convex(edges_from: Mapping[int, Sequence[Edge]], members: Sequence[int]) -> bool:
@@ -586,48 +734,67 @@ def _pipelines(
     members: Sequence[int],
     words: Mapping[str, int],
     step: Step,
-    shares_reads: bool = False,
+    holds: Callable[[int], bool] | None = None,
 ) -> list[Pipeline]:
     """Returns the ways in which these operations run as one pipeline; [] if they cannot all step through one
     rank. edges_from: edges by their source.
 
     Operations that are connected by tensors that they pass on step through the same dimension of each of
-    them, so the rank of one of them decides those of all. Every operation that reads from another one holds
-    the tensors that it needs in every step: inputs from outside of the pipeline that lack its rank, and a
-    result that lacks it, to which every step adds. A first operation reads its inputs as it does without a
-    pipeline, and holds none.
+    them, so the rank of one of them decides those of all. An operation holds the tensors that it needs in
+    every step: inputs from outside of the pipeline that lack its rank, and a result that lacks it, to which
+    every step adds. Parts that are not connected so must be connected by tensors from outside that they read
+    in step or all need whole, each once for all. What is added to a sum once (`_added_once`) may also be
+    passed on when all of it is made, as all steps end.
 
-    shares_reads: parts that are not connected so must be connected by tensors from outside that they read in
-        step or all need whole, each once for all; then first operations hold what they need in every step,
-        too. False: such parts share nothing, and each takes the steps with which it holds the fewest words
+    holds: whether an operation that reads from no other one of the pipeline holds them, too. None: as
+    published, where none does, a step takes no place, and parts that are not connected share nothing: each
+    takes the steps with which it holds the fewest words
     """
     group = set(members)
     inner_edges = [(i, e) for v in members for i, e in enumerate(edges_from.get(v, ())) if e.target in group]
     fed: dict[int, set[str]] = defaultdict(set)
     for _, e in inner_edges:
         fed[e.target].add(e.tensor)
-    passed_on = [(e.source, e.target) for _, e in inner_edges]
-    parts = _parts(members, passed_on)
-    choices = [_step_choices(graph, inner_edges, part, step, shares_reads) for part in parts]
-    if not all(choices):
-        return []
-    if shares_reads and len(parts) > 1:
-        return [
-            Pipeline(_held(graph, steps, fed, words, True), steps, _step_words(graph, steps, words))
-            for steps in _joint_steps(graph, choices)
-            if len(_parts(members, [*passed_on, *_shared(graph, steps)])) == 1
+
+    def way(steps: Mapping[int, str]) -> Pipeline:
+        holding = {v for v in steps if fed.get(v) or (holds and holds(v))}
+        in_step = _step_words(graph, steps, words) if holds else 0
+        return Pipeline(_held(graph, steps, fed, words, holding), steps, in_step)
+
+    def ends_with_sum(steps: Mapping[int, str], e: Edge) -> bool:
+        source, target = graph.operations[e.source], graph.operations[e.target]
+        is_whole = not is_cut(source, source.output, steps[e.source])
+        return is_whole and steps[e.target] not in target.output.ranks()
+
+    added = [(i, e) for i, e in inner_edges if holds and _added_once(graph, e)]
+    found = list[Pipeline]()
+    for late in [[], added] if added else [[]]:
+        links = [pair for pair in inner_edges if pair not in late]
+        passed_on = [(e.source, e.target) for _, e in links]
+        parts = _parts(members, passed_on)
+        choices = [_step_choices(graph, links, part, step, holds is not None) for part in parts]
+        if not holds:
+            return _apart([list(map(way, own)) for own in choices], words) if all(choices) else []
+        found += [
+            way(steps)
+            for steps in (_joint_steps(graph, choices) if all(choices) else ())
+            if all(ends_with_sum(steps, e) for _, e in late)
+            and len(_parts(members, [*passed_on, *_shared(graph, steps)])) == 1
         ]
-    ways = [
-        [
-            Pipeline(
-                _held(graph, steps, fed, words, False),
-                steps,
-                _step_words(graph, steps, words) if shares_reads else 0,
-            )
-            for steps in own
-        ]
-        for own in choices
-    ]
+    return found
+
+
+def _added_once(graph: Graph, e: Edge) -> bool:
+    """Whether the target of an edge adds the tensor to a sum over ranks that the tensor lacks, or multiplies
+    the sum with it: then it needs none of it before the sum is complete.
+    """
+    target = graph.operations[e.target]
+    summed = set(target.sizes()) - target.output.ranks()
+    return target.kind == "mac" and bool(summed) and not any(p.ranks() & summed for p in e.reads)
+
+
+def _apart(ways: Sequence[list[Pipeline]], words: Mapping[str, int]) -> list[Pipeline]:
+    """The ways of a single part, or one way in which each part holds the fewest words."""
     if len(ways) == 1:
         return ways[0]
     held, all_steps = ResidentTensors(), dict[int, str]()
@@ -679,8 +846,9 @@ def _step_choices(
     """
     first = graph.operations[part[0]]
     if len(part) == 1:
-        ranks = sorted(first.sizes()) if shares_reads else [_first_step(first, inf)]
-        return [{part[0]: rank} for rank in ranks]
+        if not shares_reads:
+            return [dict(_first_way(first, part[0]).steps)]
+        return [{part[0]: rank} for rank in sorted(first.sizes())]
     found = []
     for rank in sorted(first.output.ranks()):
         steps, links = {part[0]: rank}, [(i, e) for i, e in inner_edges if e.source in part]
@@ -711,19 +879,19 @@ def _held(
     steps: Mapping[int, str],
     fed: Mapping[int, set[str]],
     words: Mapping[str, int],
-    all_ops: bool,
+    holding: Set[int],
 ) -> ResidentTensors:
     """Returns the tensors that operations with these steps need whole in every step. fed: tensors that each
-    gets from others of the pipeline; all_ops: of all operations, not only of those that are fed.
+    gets from others of the pipeline; holding: the operations that hold what they need.
     """
     return {
         p.tensor: (v, k)
         for v, rank in steps.items()
         for k, p in enumerate(graph.operations[v].tensors())
-        if (all_ops or fed.get(v))
+        if v in holding
         and words[p.tensor]
         and p.tensor not in fed.get(v, ())
-        and rank not in p.ranks()
+        and not is_cut(graph.operations[v], p, rank)
     }
 
 

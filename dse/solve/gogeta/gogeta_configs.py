@@ -87,7 +87,7 @@ def _configuration(
     name: str, op_graph: Graph, words: int, word_bits: int, workload: Workload, known: Emitted
 ) -> Configuration:
     """Returns the configuration of a name. words: capacity of the first on-chip level, all instances."""
-    single_ops, policy = one_by_one(op_graph), counting_rule(name).policy
+    single_ops, policy = one_by_one(op_graph, words, word_bits), counting_rule(name).policy
     if name == "seq-flex":
         return Configuration(
             [single_ops], residency_plan.seq_flex, lambda listed, _: listed.unbuffered_words()

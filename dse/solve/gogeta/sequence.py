@@ -99,6 +99,18 @@ def canonical_order(graph: Graph) -> list[int]:
     return found
 
 
+def order_by_depth(graph: Graph) -> list[int]:
+    """Returns the operations of a period by how many others must run before them, one after the other, and
+    those of the same depth by the names of their results. So operations that read a tensor at the same depth
+    stand next to each other; the order does not depend on that of the lines of a file.
+    """
+    per, makers, depth = graph.operations_per_period, graph.makers(), list[int]()
+    for e in graph.operations[:per]:
+        needs = (makers.get(p.tensor, per) for p in e.inputs)
+        depth.append(1 + max((depth[v] for v in needs if v < per), default=0))
+    return sorted(range(per), key=lambda v: (depth[v], graph.operations[v].output.tensor))
+
+
 def reordered(graph: Graph, order: Sequence[int]) -> Graph:
     """Returns the graph with the operations of each period in this order."""
     per = graph.operations_per_period

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, islice, product
-from math import inf, prod
+from itertools import islice, product
+from math import inf
 
 from dse.solve.gogeta import optimum, residency, retention
 from dse.solve.gogeta.accesses import (
@@ -19,13 +19,15 @@ from dse.solve.gogeta.accesses import (
     Phase,
     access_list,
     fused_phases,
+    is_overfull,
+    loosest_list,
     one_by_one,
     phase_list,
     pipelined_phases,
     pipelines_within,
 )
 from dse.solve.gogeta.classify import CLASSIFIERS, Edge, unbarred
-from dse.solve.gogeta.operations import SMALL_WORDS, Graph, accessed_words, graph
+from dse.solve.gogeta.operations import SMALL_WORDS, Graph, graph
 from dse.solve.gogeta.optimum import Optimum
 from dse.solve.gogeta.rereads import Chip, Rereads, rereads_of
 from dse.solve.gogeta.residency import Traffic
@@ -35,6 +37,7 @@ from dse.solve.gogeta.sequence import (
     canonical_order,
     every_sequence,
     join_readers,
+    order_by_depth,
     reordered,
     search_order,
 )
@@ -143,15 +146,18 @@ def traffic_of(
     word_bits: int | None = None,
     method: str = "corrected",
     count: CountingRule | None = None,
+    orders_for_policy: bool = True,
 ) -> TrafficReport:
     """Returns the words of all configurations. method: a key of CLASSIFIERS; count: how words are counted,
-    None: as `counting_rule` says for the method.
+    None: as `counting_rule` says for the method; orders_for_policy: whether orders are searched for GOGETA's
+    policy, too (False: `best_policy` is that in its own order).
     """
     op_graph, counting = graph(workload, 3), count or counting_rule(method)
     edges = CLASSIFIERS[method](op_graph)
-    phases_within = pipelines_within(op_graph, edges, word_bits, counting.small_words)
+    phases_within = pipelines_within(op_graph, edges, capacity_words, word_bits, counting.small_words)
     phases = phases_within(capacity_words)
     periods = _period_count(workload)
+    alone_within = None if counting.as_published else capacity_words
 
     def listed(order: Sequence[Phase], period_count: int) -> AccessList:
         return counting.to_access_list(unrolled(period_count), order, word_bits)
@@ -169,6 +175,16 @@ def traffic_of(
 
     def cost(order: Sequence[Phase]) -> float:
         return round(optimum_of(order).cost, 3)
+
+    def at_least(ways: Sequence[Sequence[Phase]]) -> float:
+        """A lower bound of the cost of all orders that take one of the ways of each phase."""
+        if max(map(len, ways)) == 1:
+            return cost([way for (way,) in ways])
+
+        def loosest(period_count: int) -> AccessList:
+            return loosest_list(unrolled(period_count), ways, word_bits)
+
+        return round(counting.steady(loosest, periods, capacity_words).bound, 3)
 
     def rank(order: Sequence[Phase]) -> tuple[float, int, list[list[list[str]]]]:
         """Returns what is compared of orders: of equal cost fewer phases, then names of results, so that the
@@ -188,56 +204,55 @@ def traffic_of(
             key=Traffic.words,
         )
 
-    # the search begins in an order that does not depend on that of the lines
-    own_order = canonical_order(unrolled(1))
-    own_graph = reordered(op_graph, own_order)
-    own_phases_within = pipelines_within(
-        own_graph, CLASSIFIERS[method](own_graph), word_bits, counting.small_words
-    )
     # pipelines with fewer resident words leave more space for tensors of later phases
     parts = (1, 2, 4, 8, 16, inf) if any(phase.resident_words for phase in phases) else (1,)
-    starts = [
-        [as_numbered(phase, own_order) for phase in start]
-        for start in (
-            *(own_phases_within(capacity_words // part) for part in parts),
-            one_by_one(own_graph, capacity_words),
+
+    def cheapest_start(operations: Sequence[int]) -> list[Phase]:
+        """Returns the cheapest of pipelines and single operations in an order of operations."""
+        own_graph = reordered(op_graph, operations)
+        within = pipelines_within(
+            own_graph, CLASSIFIERS[method](own_graph), capacity_words, word_bits, counting.small_words
         )
-    ]
-    turns = one_by_one(op_graph, capacity_words)
+        starts = (
+            *(within(capacity_words // part) for part in parts),
+            one_by_one(own_graph, alone_within, word_bits),
+        )
+        numbered = [[as_numbered(phase, operations) for phase in start] for start in starts]
+        return min(numbered, key=cost)
+
+    turns = one_by_one(op_graph, alone_within, word_bits)
     single_ops, pipelined_ops = listed(turns, periods), listed(phases, periods)
     ideal = single_ops.compulsory_words()
-    best = search_order(unrolled(1), min(starts, key=cost), cost, ideal)
+    # the search begins in an order that does not depend on that of the lines
+    best = search_order(unrolled(1), cheapest_start(canonical_order(unrolled(1))), cost, ideal)
     given = min((phases, turns), key=cost)
     if cost(given) < cost(best):
         best = search_order(unrolled(1), given, cost, ideal)
     is_minimum = cost(best) <= ideal
     if not counting.as_published and not is_minimum:
         phases_of = fused_phases(op_graph, unbarred(op_graph), capacity_words, word_bits)
-        ways = chain.from_iterable(
-            product(*found) if found else [()] for found in every_sequence(unrolled(1), phases_of)
-        )
         per_period = op_graph.operations_per_period
         most = MAX_SEQUENCES if per_period <= 8 else min(MAX_SEQUENCES, MAX_PHASES // per_period)
-        sequences = list(islice(ways, most + 1))
-        is_minimum = len(sequences) <= most and () not in sequences
+        found = list(islice(every_sequence(unrolled(1), phases_of), most + 1))
+        is_minimum = len(found) <= most and [] not in found
+        sequences = _undercut(found, at_least, cost, cost(best)) if is_minimum else []
+        is_minimum = is_minimum and () not in sequences
         if is_minimum:
             best = min(map(list, [*sequences, tuple(best)]), key=rank)
         else:
-            best = join_readers(unrolled(1), best, cost, phases_of)
-    best_policy = min(
-        (
-            policy_traffic(
-                search_order(
-                    unrolled(1),
-                    start,
-                    lambda order: policy_traffic(order).words(),
-                    optimum_of(best).cost + 0.5,
-                )
-            )
-            for start in (best, phases)
-        ),
-        key=Traffic.words,
-    )
+            joined = [join_readers(unrolled(1), best, cost, phases_of)]
+            for start in (cheapest_start(order_by_depth(unrolled(1))), given):
+                # joined before phases move, which would part operations that read a tensor at the same time
+                start = join_readers(unrolled(1), start, cost, phases_of)
+                start = search_order(unrolled(1), start, cost, ideal)
+                joined.append(join_readers(unrolled(1), start, cost, phases_of))
+            best = min(joined, key=rank)
+    best_policy = counting.policy(pipelined_ops, capacity_words)
+    for start in (best, phases) if orders_for_policy else ():
+        order = search_order(
+            unrolled(1), start, lambda order: policy_traffic(order).words(), optimum_of(best).cost + 0.5
+        )
+        best_policy = min(best_policy, policy_traffic(order), key=Traffic.words)
     return TrafficReport(
         capacity_words,
         single_ops.unbuffered_words(),
@@ -254,18 +269,36 @@ def traffic_of(
         is_minimum,
         optimum_in.cache_info().currsize,
         counting.as_published,
-        overfull_operations(op_graph.operations[: op_graph.operations_per_period], capacity_words, word_bits),
+        len(overfull_operations(op_graph, capacity_words, word_bits)),
     )
+
+
+def _undercut(
+    sequences: Sequence[list[list[Phase]]],
+    at_least: Callable[[Sequence[Sequence[Phase]]], float],
+    cost: Callable[[Sequence[Phase]], float],
+    known: float,
+) -> list[tuple[Phase, ...]]:
+    """Returns orders among which the cheapest of all are: those of the sequences, each with several ways to
+    run a phase, whose lower bound is not above the least cost found. known: a cost that some order has. ()
+    is among them if more than MAX_SEQUENCES were to be asked.
+    """
+    found = list[tuple[Phase, ...]]()
+    for bound, _, ways in sorted((at_least(ways), i, ways) for i, ways in enumerate(sequences)):
+        if bound > known:
+            break
+        for order in product(*ways):
+            found.append(order)
+            known = min(known, cost(order))
+            if len(found) > MAX_SEQUENCES:
+                return [*found, ()]
+    return found
 
 
 def with_rereads(found: TrafficReport, workload: Workload, chip: Chip) -> TrafficReport:
     """Returns `found` with a lower bound of the words that overfull operations must read again."""
     op_graph = graph(workload, _period_count(workload))
-    overfull = [
-        v
-        for v in range(op_graph.operations_per_period)
-        if overfull_operations(op_graph.operations[v : v + 1], found.capacity_words, chip.word_bits)
-    ]
+    overfull = overfull_operations(op_graph, found.capacity_words, chip.word_bits)
     return replace(found, rereads=rereads_of(op_graph, found.order, overfull, chip))
 
 
@@ -280,29 +313,13 @@ def _period_count(workload: Workload) -> int:
     return max(workload.repeats, default=1) if workload.loop_state else 1
 
 
-def overfull_operations(
-    operations: Sequence[Einsum], capacity_words: int, word_bits: int | None = None
-) -> int:
-    """Returns the number of operations that cannot read each operand once and write their result once with a
-    buffer of `capacity_words`.
-
-    Loops over ranks that all tensors have may stand outermost. Of the other loops one is the outermost:
-    tensors without its rank must fit the buffer, or are read again in each of its trips.
+def overfull_operations(op_graph: Graph, capacity_words: int, word_bits: int | None = None) -> list[int]:
+    """Returns the operations of a period that cannot read each operand once and write their result once with
+    a buffer of `capacity_words` (`accesses.is_overfull`).
     """
-    return sum(_min_buffer_words(e, word_bits) > capacity_words for e in operations)
-
-
-def _min_buffer_words(e: Einsum, word_bits: int | None) -> float:
-    """Returns the minimum words of buffer with which an operation can read each operand once."""
-    extents, tensors = e.sizes(), {p.tensor: p for p in e.tensors()}.values()
-    common = frozenset.intersection(*(p.full_ranks() for p in tensors))
-    common_points = prod(extents[rank] for rank in common)
-    other_ranks = [rank for rank, n in extents.items() if rank not in common and n > 1]
-    return min(
-        (
-            sum(accessed_words(p, extents, word_bits) for p in tensors if rank not in p.ranks())
-            / common_points
-            for rank in other_ranks
-        ),
-        default=0.0,
-    )
+    words = op_graph.words(word_bits)
+    return [
+        v
+        for v, e in enumerate(op_graph.operations[: op_graph.operations_per_period])
+        if is_overfull(e, words, capacity_words)
+    ]
