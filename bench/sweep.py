@@ -3,7 +3,7 @@ and its fronts.
 
     python -m bench.sweep [--machines 100000] [--solved 120] [--million 1000000] [--drawn 1000000] [--shared
         65536]
-        [--whole 1000000] [--workers 2] [--structural 4096] [--alone 24] [--structures 60]
+        [--whole 1000000] [--workers 2] [--structural 4096] [--alone 24] [--structures 60] [--varied 1]
 
 Ruled out: ResNet-50 and SqueezeNet on random machines of a space of 1e11 edge arrays, against the front of a
 short run; CPU seconds per machine of each step from its number to a committed part, beside the same machines
@@ -15,6 +15,7 @@ beside machines solved exactly (together, since they differ in prices and rates 
 many, from an empty cache and with tables kept. Structural: batches of random lattices (16 array shapes, 25
 pairs of capacities, 12 prices), SqueezeNet and ResNet-50, at a gap of 5 %, and a quarter of them at 1 %;
 beside some of them alone. Structures: one batch of so many random machines of any size, beside some alone.
+Varied: a run of 984,064 machines, each of a structure of its own, from an empty cache.
 """
 
 from __future__ import annotations
@@ -98,6 +99,19 @@ objectives: [energy_pj, latency_ns, area_mm2]
 search: {{{search}}}
 solver: {{gap: {gap}, sharing_gap: {sharing_gap}}}
 """
+VARIED = """
+name: varied
+workloads: ["gemm:m=64,n=96,k=128"]
+machine: edge_array
+space:
+  array.x: {from: 4, to: 64, step: 2}
+  array.y: {from: 4, to: 64, step: 2}
+  gbuf.capacity: {from: 16 KiB, to: 512 KiB, step: 16 KiB}
+  regf.capacity: {from: 64 B, to: 560 B, step: 16 B}
+objectives: [energy_pj, latency_ns, area_mm2]
+search: {method: exhaustive}
+solver: {sharing_gap: 0.05}
+"""
 ANY = {  # sizes of any edge array
     **dict.fromkeys("xy", "{from: 4, to: 64, step: 1}"),
     "gbuf": "16 KiB, 32 KiB, 64 KiB, 128 KiB, 256 KiB, 512 KiB, 1 MiB, 2 MiB",
@@ -114,6 +128,7 @@ DEFAULTS = {
     "structural": 4096,
     "alone": 24,
     "structures": 60,
+    "varied": 0,
 }
 SHARED = 125_000  # machines of a cell
 PRODUCT = "gemm:m=64,n=96,k=128"
@@ -435,6 +450,24 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
     os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 
+def varied(folder: Path, workers: int) -> None:
+    """A run of 984,064 structures of a matrix product, from an empty cache."""
+    study_file, run, before = folder / "varied.yaml", folder / "varied", os.environ.get("DSE_CACHE")
+    study_file.write_text(VARIED)
+    os.environ["DSE_CACHE"] = str(folder / "cache-varied")
+    wall, samples, cpu = watched(["run", str(study_file), "--out", str(run), "--workers", str(workers)])
+    machines = studies.load(study_file).space.size
+    size = sum(entry.stat().st_size for entry in run.rglob("*") if entry.is_file())
+    eighths = [max(samples[len(samples) * i // 8 : len(samples) * (i + 1) // 8] or samples) for i in range(8)]
+    print(
+        f"{machines} structures, {workers} workers: {wall:.0f} s, {cpu:.0f} CPU s of all processes: "
+        f"{machines / cpu:,.0f} structures a second and core; memory by eighths of the time "
+        f"{', '.join(f'{mb:.0f}' for mb in eighths)} MB; {size / machines:.0f} bytes of disk each",
+        flush=True,
+    )
+    os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
+
+
 def lattice(seed: int) -> dict[str, str]:
     """16 array shapes and 25 pairs of capacities, drawn at random."""
     rng = np.random.default_rng(seed)
@@ -524,6 +557,8 @@ def main() -> None:
                 structural(Path(folder), workload, gap, chosen.structures, chosen.alone, False)
         if chosen.whole:
             whole(Path(folder), "light_resnet50", chosen.whole, chosen.workers)
+        if chosen.varied:
+            varied(Path(folder), chosen.workers)
         if chosen.million:
             million(Path(folder), chosen.million, chosen.workers)
         if chosen.drawn:

@@ -57,7 +57,7 @@ from cluster.worker import (
     structural_axes,
     tables_of,
 )
-from dse.run import folder, record
+from dse.run import doing, folder, record
 from dse.run.folder import Group
 from dse.run.installed import shadowing_fault
 from dse.solve.solve import load_kernels
@@ -96,11 +96,14 @@ REPORT_S = 1.0  # seconds between progress reports
 RATE_S, RATE_MACHINES = 60.0, 8
 PROBES, PROBE_S = 20, 4.0  # machines that a dry run solves; seconds after which it begins no further one
 PREPARE_S = 12.0  # seconds that a dry run waits for its first machine, and for schedules that machines share
-# seconds after which a dry run begins no further batch of machines that share mappings, and waits for no more
-BATCHES_S, LAST_BATCH_S = 20.0, 60.0
+# seconds after which a dry run begins no further batch of machines that share mappings, if it has MIN_BATCHES
+# (few say little: some take five times as long as others); and after which it waits for no more
+BATCHES_S, MIN_BATCHES, LAST_BATCH_S = 20.0, 12, 60.0
 PROBE_THREAD = "dse probe"
 MIN_UTILIZATION = 0.9  # a dry run that foresees less says what the workers wait for
-START_S = 10.0  # seconds that Ray and its actors take to start
+START_S, START_CORE_S = 10.0, 8.0  # seconds that Ray and its actors take to start, and of all cores
+DRIVER_S = 15e-6  # CPU seconds of the driver per machine, where machines are not solved one by one
+RAY_MB = 35  # memory that Ray takes in a worker
 ROW_BYTES = 40  # bytes on disk of one row of any table in a merged part; measured 15 to 60
 # file, and its bytes, that is removed where a full disk does not take the last status.json
 RESERVE, RESERVE_BYTES = ".reserve", 1 << 14
@@ -396,7 +399,8 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
         "unique_einsums": len({group.key for groups in job.uniques for group in groups}),
     }
     machines = known["machines_to_solve"]
-    batches, solved, asks, group_count, shared_s = list[Batch](), list[Done](), admitted, 0, 0.0
+    batches, solved, asks = list[Batch](), list[Done](), admitted
+    group_count, shared_s, core_s = 0, 0.0, 0.0
     if job.batch_index:
         _within(BATCHES_S + LAST_BATCH_S, partial(_probe_batches, job, admitted, batches))
         if admitted and not batches:
@@ -404,9 +408,9 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
         in_batches = max(1, sum(batch.machines for batch in batches))
         group_count = -(-size * len(batches) // in_batches)
         # batches hold the machines that constraints leave out, too
-        shared_s = (
-            sum(batch.seconds for batch in batches) * machines / max(admitted_fraction, 1e-9) / in_batches
-        )
+        times = machines / max(admitted_fraction, 1e-9) / in_batches
+        shared_s = sum(batch.seconds for batch in batches) * times
+        core_s = sum(batch.cpu_s for batch in batches) * times
         timed_leases = [batch.lease for batch in batches]
     else:
         began, prepared = time.monotonic(), list[tuple[tuple[Ask, ...], int, Done | None]]()
@@ -459,14 +463,16 @@ def dry_run(study: Study, workers: int | None = None, done: int = 0) -> dict[str
         "probes": probes,
         **shared,
         "machine_s": machine_s,
-        "core_s": shared_s * repeats + machines * machine_s,
+        "core_s": START_CORE_S * (workers != 0)
+        + (core_s + machines * DRIVER_S if job.batch_index else shared_s * repeats + machines * machine_s),
         "workers": slots,
         "utilization": _short(utilization),
         "whole_s": START_S * (workers != 0)
         + shared_s * repeats / slots
         + machines * machine_s / (slots * utilization),
         "disk_mb": _short(machines * rows_per_machine * ROW_BYTES / 1e6),
-        "memory_mb_per_process": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "memory_mb_per_process": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        + RAY_MB * (workers != 0),
     }
 
 
@@ -475,7 +481,8 @@ class Batch(NamedTuple):
 
     machines: int
     seconds: float  # to find what they share
-    lease: Done  # of machines of it, at most MAX_PER_LEASE, once that is known
+    lease: Done  # of its machines, once that is known
+    cpu_s: float  # of one core, for both
 
 
 def _within(seconds: float, call: Callable[[], None]) -> None:
@@ -499,23 +506,25 @@ def _within(seconds: float, call: Callable[[], None]) -> None:
 
 def _probe_batches(job: Job, asks: tuple[Ask, ...], found: list[Batch]) -> None:
     """Solves the batches of machines drawn at random, each once, and adds them to `found`; after BATCHES_S
-    it begins no further one.
+    it begins no further one, with fewer than MIN_BATCHES after LAST_BATCH_S.
     """
     assert job.batch_index
     load_kernels()
     began, seen = time.monotonic(), set[int]()
     for ask in asks:
-        if found and time.monotonic() - began > BATCHES_S:
+        enough_s = BATCHES_S if len(found) >= MIN_BATCHES else LAST_BATCH_S
+        if found and time.monotonic() - began > enough_s:
             return
+        of_batch, cpu_s = time.monotonic(), time.thread_time()
         for answers, _ in job.batch_index.of(np.array([ask.machine], np.int64)):
             if (first := int(answers.machines[0])) in seen:
                 continue
             seen.add(first)
-            of_batch = time.monotonic()
             answers.solved_tables()
-            seconds, numbers = time.monotonic() - of_batch, answers.machines[:MAX_PER_LEASE].tolist()
-            lease = Lease(0, tuple(Ask(number, 0, "probe") for number in numbers))
-            found.append(Batch(len(answers.machines), seconds, solve_lease(job, lease)))
+            seconds = time.monotonic() - of_batch
+            lease = Lease(0, tuple(Ask(number, 0, "probe") for number in answers.machines.tolist()))
+            done = solve_lease(job, lease)
+            found.append(Batch(len(answers.machines), seconds, done, time.thread_time() - cpu_s))
 
 
 def _prepare(job: Job, asks: tuple[Ask, ...]) -> tuple[tuple[Ask, ...], int, Done | None]:
@@ -999,7 +1008,13 @@ def _lease_map(
                 run.worker_stats.solving = (Solving(0, lease.asks[0].machine, len(lease.asks), time.time()),)
             if not run.pace_s or run.pace_s * len(lease.asks) >= REPORT_S:
                 report("running")
-            return solve_lease(run.job, lease)
+
+            def tell(text: str) -> None:
+                run.worker_stats.solving = tuple(replace(one, doing=text) for one in run.worker_stats.solving)
+                report("running")
+
+            with doing.heard_by(tell):
+                return solve_lease(run.job, lease)
 
         yield lambda leases: map(solve, cast(Iterator[Lease], leases))
         return

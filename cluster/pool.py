@@ -43,6 +43,7 @@ from ray import cloudpickle
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.exceptions import ActorDiedError, AuthenticationError, RayError, RayTaskError
+from ray.experimental import internal_kv
 
 from cluster.run_state import Solving, WorkerStats
 from cluster.store import RunFault
@@ -61,6 +62,8 @@ LATE_S = 30.0
 LATE_TIMES = 5.0
 SCAN_S = 1.0  # seconds between looks at every actor
 SHOWN_LEASES = 8  # leases in flight that a status shows at most
+# seconds after which a lease's worker is asked how far it is, and that its answer may take
+ASKED_S, DOING_S = 5.0, 0.5
 # after a first result, `wait` sleeps GATHER_PER_CALL_S per outstanding call, at most GATHER_S, then takes all
 # results that have arrived
 GATHER_PER_CALL_S, GATHER_S = 5e-5, 0.05
@@ -136,9 +139,17 @@ class Solver:
         """Returns the Packed answer of a lease; None if the actor was restarted after its last `ready` and
         has no job.
         """
+        import ray as client
+        from ray.experimental import internal_kv
+
         from cluster import worker
 
-        return self.loaded and worker.solve_in_actor(self.loaded, lease)
+        key = f"dse doing {client.get_runtime_context().get_actor_id()}"
+
+        def tell(text: str) -> None:
+            internal_kv._internal_kv_put(key, f"{lease.number} {text}", overwrite=True)
+
+        return self.loaded and worker.solve_in_actor(self.loaded, lease, tell)
 
 
 @dataclass(slots=True)
@@ -189,6 +200,10 @@ class Calls(Protocol):
 
     def done(self, ref: Any, lease: Lease) -> Done | None:
         """Returns the answer of `solve` that has arrived. Raises RayError."""
+
+    def doing(self, actor: Any, lease: Lease) -> str:
+        """Returns how far an actor says that it is with a lease; "": nothing was said."""
+        return ""
 
     def kill(self, actor: Any) -> None:
         """Ends an actor."""
@@ -249,6 +264,14 @@ class RayCalls(Calls):
                 raise PoolFault(str(fault.cause)) from fault
             raise
         return None if packed is None else unpack(self.job, lease, packed)
+
+    def doing(self, actor: Any, lease: Lease) -> str:  # noqa: D102
+        key = f"dse doing {actor._actor_id.hex()}".encode()
+        with suppress(Exception):  # a head that does not answer is another one's affair
+            found = internal_kv.internal_kv_get_gcs_client().internal_kv_get(key, None, timeout=DOING_S)
+            number, _, text = (found or b"").decode().partition(" ")
+            return text if number == str(lease.number) else ""
+        return ""
 
     def kill(self, actor: Any) -> None:  # noqa: D102
         with suppress(RayError):
@@ -914,12 +937,18 @@ def _scan(pool: Pool) -> Iterator[Done]:
         if slot.flights and _is_overdue(pool, slot.flights[0], now):
             pool.calls.kill(slot.actor)
             yield from _on_lost(pool, slot, ActorDiedError())
-    first = [(slot.number, slot.flights[0]) for slot in pool.slots if slot.flights]
+    first = [(slot, slot.flights[0]) for slot in pool.slots if slot.flights]
     longest = nsmallest(SHOWN_LEASES, first, key=lambda one: one[1].since)
     started_at = time.time() - now  # time.time() at 0 of time.monotonic()
     pool.worker_stats.solving = tuple(
-        Solving(number, flight.lease.asks[0].machine, len(flight.lease.asks), started_at + flight.since)
-        for number, flight in longest
+        Solving(
+            slot.number,
+            flight.lease.asks[0].machine,
+            len(flight.lease.asks),
+            started_at + flight.since,
+            pool.calls.doing(slot.actor, flight.lease) if now - flight.since > ASKED_S else "",
+        )
+        for slot, flight in longest
         if flight.lease.asks
     )
 

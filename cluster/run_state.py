@@ -40,6 +40,7 @@ class Solving:
     machine: int  # the first one of the lease
     machines: int
     since: float  # seconds since 1970
+    doing: str = ""  # how far the worker is with it; "": it did not say
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ from dse.explain import derived
 from dse.explain import values as explain
 from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, role
-from dse.run import cache, deadline, record
+from dse.run import cache, deadline, doing, record
 from dse.run.folder import Group
 from dse.run.installed import PACKAGES, ROOT
 from dse.sim.einsum.evaluate import EinsumCost, Solution, Violated
@@ -265,12 +265,15 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def solve_in_actor(job: Job, lease: Lease) -> Packed:
-    """Returns what an actor sends back for a lease, with the warnings that its process gave meanwhile."""
+def solve_in_actor(job: Job, lease: Lease, tell: Callable[[str], None]) -> Packed:
+    """Returns what an actor sends back for a lease, with the warnings that its process gave meanwhile. tell:
+    is told how far a long search is.
+    """
     logger, heard = logging.getLogger("dse"), _Lines()
     logger.addHandler(heard)
     try:
-        done = solve_lease(job, lease)
+        with doing.heard_by(tell):
+            done = solve_lease(job, lease)
     finally:
         logger.removeHandler(heard)
     return pack(replace(done, warnings=tuple(heard.lines)))
@@ -747,7 +750,7 @@ def _solve(
                 if answers
                 else _solve_shared(job, ask.machine, arch, workload)
                 if study.solver.sharing_gap
-                else solve(arch, workload, study.solver, on_einsum)
+                else solve(arch, workload, study.solver, on_einsum, doing.say_einsum)
             )
             if isinstance(found, Dominated):
                 raise found

@@ -635,7 +635,10 @@ def test_a_dry_run_solves_batches_of_machines_that_share_mappings(
     monkeypatch.setattr(driver, "_probe_batches", lambda job, asks, batches: batches.extend(found[:1]))
     facts = driver.dry_run(asked)
     assert facts["shared_s"] == pytest.approx(found[0].seconds * SIZE / found[0].machines, rel=0.01)
-    assert facts["core_s"] > facts["shared_s"] > 0
+    started = driver.START_CORE_S + driver.DRIVER_S * SIZE
+    of_batches = found[0].cpu_s * SIZE / found[0].machines
+    assert facts["core_s"] == pytest.approx(started + of_batches, rel=0.01)
+    assert found[0].cpu_s > 0
     assert facts["probes"].startswith("1 batches of ")
 
 

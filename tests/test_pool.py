@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
+from ray.experimental import internal_kv
 
 from cluster import driver, objects, pool, worker
 from cluster import store as stores
@@ -30,7 +31,7 @@ from cluster.run_state import WorkerStats
 from cluster.store import RunFault
 from cluster.worker import Ask, Done, Lease
 from dse.frontend import progress
-from dse.run import folder
+from dse.run import doing, folder
 from dse.run.installed import PACKAGES
 from dse.study import study as studies
 from tests.amount import FULL, amount, some
@@ -103,6 +104,9 @@ class Boxes(pool.Calls):
     def solve(self, actor: object, lease: Lease) -> object:
         return object()
 
+    def doing(self, actor: object, lease: Lease) -> str:
+        return f"{lease.number} of 3"
+
 
 def loop_of(actors: int) -> pool.Pool:
     loop = pool.Pool(Boxes(), None, actors, lambda actor, line: None, WorkerStats())
@@ -160,11 +164,15 @@ def test_warnings_of_an_actor_s_process_reach_the_driver(
 ) -> None:
     def damaged(_job: object, lease: Lease) -> Done:
         logging.getLogger("dse").warning("%s: truncated", "shared.npz")
+        doing.say(lambda: "half of it")
         return Done(lease, {}, 1.0, shared_s=31.5)
 
     monkeypatch.setattr(worker, "solve_lease", damaged)
-    lease, said = Lease(1, (Ask(1, 0, ""),)), list[str]()
-    packed = worker.solve_in_actor(None, lease)  # type: ignore[arg-type]
+    monkeypatch.setattr(doing, "SAY_S", 0.0)
+    lease, said, far = Lease(1, (Ask(1, 0, ""),)), list[str](), list[str]()
+    packed = worker.solve_in_actor(None, lease, far.append)  # type: ignore[arg-type]
+    doing.say(lambda: "nobody listens now")
+    assert far == ["half of it"]
     caplog.clear()
     loop = loop_of(1)
     loop.log = lambda _actor, line: said.append(line)
@@ -174,6 +182,16 @@ def test_warnings_of_an_actor_s_process_reach_the_driver(
     told = "lease 1: 1 machines in 1.000 s, after 31.5 s for what machines share"
     assert said == [told, "shared.npz: truncated"]
     assert caplog.messages == ["actor 0: shared.npz: truncated"]
+
+
+def test_what_an_actor_says_is_of_the_lease_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was said, or the head does not answer in time, nothing is shown."""
+    answers: list[bytes | None] = [b"7 3 of 9", b"6 3 of 9", None]
+    client = SimpleNamespace(internal_kv_get=lambda *_, timeout: answers.pop(0))
+    monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: client)
+    actor, lease = SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "1a")), Lease(7, ())
+    calls = object.__new__(pool.RayCalls)
+    assert [calls.doing(actor, lease) for _ in range(4)] == ["3 of 9", "", "", ""]
 
 
 def test_idle_actors_cost_nothing() -> None:
@@ -241,6 +259,7 @@ def test_no_lease_waits_behind_one_of_minutes(pace_s: float, count: int) -> None
     assert list(pool._scan(loop)) == []
     shown = loop.worker_stats.solving
     assert [(one.worker, one.machine, one.machines) for one in shown] == [(1, 20, 2), (0, 10, 2)]
+    assert [one.doing for one in shown] == ["2 of 3", ""]  # those of a moment are not asked
     assert [round(time.time() - one.since, -1) for one in shown] == [100.0, 0.0]
 
 

@@ -163,17 +163,18 @@ def test_a_machine_of_minutes_is_named_by_those_who_wait_for_it(
 ) -> None:
     monkeypatch.setattr(progress, "LINE_S", 0.0)
     at = time.time() - 130
-    solving = (Solving(2, 17, 3, at), Solving(1, 40, 1, at + 125))
+    solving = (Solving(2, 17, 3, at, "2 of 3 within the share"), Solving(1, 40, 1, at + 125))
     shown = progress.RunProgress("net")
     shown.show(status(solving=solving, left_s=None))
     shown.show(status(solving=solving[1:], left_s=None))
     long, short = capsys.readouterr().err.splitlines()
-    assert long.endswith("at most, machine 17 and 2 more for 2 min (worker 2)")
+    assert long.endswith("at most, machine 17 and 2 more for 2 min (worker 2): 2 of 3 within the share")
     assert "machine 40" not in short
     facts = {"in_flight": 4, "machine_limit_s": 300, "solving": [asdict(one) for one in solving]}
     assert progress.stopping_text(facts) == (
-        "stopping, waits for 4 machines, at most 300 s each: machine 17 and 2 more for 2 min (worker 2); "
-        "limits.seconds is their deadline; --now gives up what is being solved, a resume solves it again"
+        "stopping, waits for 4 machines, at most 300 s each: machine 17 and 2 more for 2 min (worker 2): "
+        "2 of 3 within the share; limits.seconds is their deadline; --now gives up what is being solved, a "
+        "resume solves it again"
     )
     assert "1 machine, with no deadline;" in progress.stopping_text({"in_flight": 1, "solving": [{"x": 1}]})
     assert progress.stopping_text({}) == "stopping"

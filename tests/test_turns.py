@@ -23,6 +23,7 @@ from dse.mapper.exact.optimal import optimal, optimal_on
 from dse.mapper.exact.search import search_below
 from dse.mapping.constraints import FREE, minimal_mapping
 from dse.mapping.nest import Infeasible
+from dse.run import doing
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost
 from dse.solve import solve
 from dse.solve.front import fronts_on
@@ -274,6 +275,29 @@ def test_machines_of_several_sizes_are_no_further_above_their_optima_than_they_s
         assert value(c, mine) >= value(c, best[0]) / (1 + best[0].optimality_gap) * (1 - 1e-9)
 
 
+def test_the_machine_with_the_largest_gap_is_looked_at_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once mappings were added, or some machines turned out to fit none."""
+    c, looked_at, refused, chosen = several_sizes(), list[int](), list[bool](), shared_mappings._next_einsum
+    small = [i for i in range(len(c)) if c.capacity_bits[i, -1] == c.capacity_bits[:, -1].min()]
+    searches = [solve._searches(e, c.first, SolverOptions()) for e in LARGER]
+
+    def next_einsum(shared: shared_mappings.Sharing, machine: int, enough: float) -> int | None:
+        gaps = shared_mappings._largest_gaps(shared)
+        assert gaps[machine] == gaps.max()
+        looked_at.append(machine)
+        return chosen(shared, machine, enough)
+
+    def fits_large(arch: Arch) -> EinsumCost | Infeasible:
+        refused.append((arch.levels[-1].capacity_bits or inf) <= c.capacity_bits[small[0], -1])
+        return Infeasible("regf", 2, 1, "product", "bytes") if refused[-1] else searches[0].solve(arch)
+
+    monkeypatch.setattr(shared_mappings, "_next_einsum", next_einsum)
+    some_fit = [searches[0]._replace(solve=fits_large), searches[1]]
+    shared_mappings.find_shared_mappings(c, LARGER, np.ones((1, 2)), some_fit, 0.05)
+    assert refused[:2] == [True, True]  # the smallest machine, and the first
+    assert len(looked_at) > 10
+
+
 def test_what_is_least_latency_is_said_of_latency() -> None:
     """Gaps of a whole workload are those of its cycles."""
     c, e, share = cell("4 KiB", "latency"), EINSUMS[0], 0.05
@@ -512,8 +536,12 @@ def test_a_batch_that_fails_is_an_event_and_an_error_in_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its machines are solved one by one, with equal rows: only the event says that it took longer."""
-    sound, broken = tmp_path / "sound", tmp_path / "broken"
-    driver.run(study(tmp_path), sound, workers=0)
+    sound, broken, said = tmp_path / "sound", tmp_path / "broken", set[str]()
+    monkeypatch.setattr(doing, "SAY_S", 0.0)
+    driver.run(
+        study(tmp_path), sound, workers=0, progress=lambda at: said.update(one.doing for one in at.solving)
+    )
+    assert any(re.fullmatch(r"\d+ of \d+ within the share, gap [\d.]+ % at most", one) for one in said)
 
     def failing(*_: object) -> None:
         raise IndexError("no such\ncolumn")

@@ -328,8 +328,8 @@ def study_text(
 
 
 def solving_texts(rows: Any, at_least_s: float = 0.0) -> list[str]:
-    """Returns what workers work at, of the entry `solving` of status.json: the machine of each lease, and for
-    how long a worker has had it, if that is at least so long.
+    """Returns what workers work at, of the entry `solving` of status.json: the machine of each lease, for how
+    long a worker has had it, if that is at least so long, and how far it says that it is.
 
     >>> solving_texts([{"worker": 2, "machine": 17, "machines": 3, "since": time.time() - 90}])
     ['machine 17 and 2 more for 90 s (worker 2)']
@@ -341,7 +341,9 @@ def solving_texts(rows: Any, at_least_s: float = 0.0) -> list[str]:
                 others = f" and {count - 1} more" if count > 1 else ""
                 if (seconds := time.time() - at) >= at_least_s:
                     by = f" (worker {worker})" if worker else ""
-                    found.append(f"machine {machine}{others} for {units.duration(max(0.0, seconds))}{by}")
+                    doing = f": {row['doing']}" if row.get("doing") else ""
+                    took = units.duration(max(0.0, seconds))
+                    found.append(f"machine {machine}{others} for {took}{by}{doing}")
     return found
 
 

@@ -40,6 +40,7 @@ SOURCE_FILES = (  # source files and folders that an answer depends on: the solv
     "dse/run/compiled.py",
     "dse/run/compiling.py",
     "dse/run/deadline.py",
+    "dse/run/doing.py",
     "dse/mapping",
     "dse/layout",
     "dse/sim",

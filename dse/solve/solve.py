@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from io import BytesIO
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -52,7 +52,7 @@ from dse.mapping.searched import (
     encoded,
     mappings_of,
 )
-from dse.run import cache, deadline
+from dse.run import cache, deadline, doing
 from dse.sim.counts.terms import in_step
 from dse.sim.einsum import bounds
 from dse.sim.einsum.evaluate import (
@@ -181,7 +181,11 @@ def effort(e: Einsum) -> float:
 
 
 def solve(
-    arch: Arch, workload: Workload, options: SolverOptions, on_einsum: EinsumCallback | None = None
+    arch: Arch,
+    workload: Workload,
+    options: SolverOptions,
+    on_einsum: EinsumCallback | None = None,
+    progress: ProgressFn = no_progress,
 ) -> list[Solution] | Infeasible:
     """Returns schedules of a workload on a machine, best first, of the kind that `options.schedule` and
     `options.layout` name. Layouts are chosen only on machines with cache lines, rows or banks: on others all
@@ -191,12 +195,12 @@ def solve(
     """
     check_rules(arch, workload, options)
     if options.layout != "row_major" and options.schedule == "unfused" and arch.models_layout():
-        found = in_best_layouts(arch, workload, options)
+        found = in_best_layouts(arch, workload, options, progress)
         return found if isinstance(found, Infeasible) else [_with_copies(found)]
     return (
-        solve_schedule(arch, workload, options)
+        solve_schedule(arch, workload, options, progress)
         if options.schedule != "unfused"
-        else solve_unfused(arch, workload, options, on_einsum=on_einsum)
+        else solve_unfused(arch, workload, options, progress, on_einsum)
     )
 
 
@@ -670,13 +674,17 @@ def find_shared_schedules_of(
     """Returns schedules that machines of one structure share (`options.sharing_gap`)."""
     for arch in arches:
         check_rules(arch, workload, options)
+    numbers = count(1)
 
     def solved(schedule: Literal["fused", "unfused"], arch: Arch, objective: str) -> Solution | Infeasible:
-        found = cached(
-            arch,
-            workload,
-            replace(options, schedule=schedule, objective="latency" if objective == "latency" else "energy"),
-        )
+        number = next(numbers)
+        goal: Literal["latency", "energy"] = "latency" if objective == "latency" else "energy"
+
+        def progress(index: int, efforts: Sequence[float], name: str) -> None:
+            """Says which machine is searched for all, and where that is."""
+            doing.say(lambda: f"search {number} for all {len(arches)}, {schedule}, {goal}: {name}")
+
+        found = cached(arch, workload, replace(options, schedule=schedule, objective=goal), progress)
         return found if isinstance(found, Infeasible) else found[0]
 
     return find_shared_schedules(

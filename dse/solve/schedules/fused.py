@@ -40,7 +40,7 @@ from dse.mapping.conversion import with_conversions
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, role
 from dse.mapping.schedule import Branch, Retained, Schedule, Segment, rename
 from dse.mapping.searched import Space, covers, encoded, mappings_of
-from dse.run import deadline
+from dse.run import deadline, doing
 from dse.sim.counts.counts import Violated
 from dse.sim.einsum.evaluate import (
     ROUNDING_GAP,
@@ -510,6 +510,7 @@ def factor_tables(g: Graph, progress: ProgressFn = no_progress) -> GraphFactors 
     segments_by_boundary = {i: [None, *(m for m in g.members if m.first <= i < m.last)] for i in range(n - 1)}
     segments_by_boundary = {i: labels for i, labels in segments_by_boundary.items() if len(labels) > 1}
     for i in range(n):  # half of the time for mappings of einsums without retained tensors
+        doing.say_einsum(i, [0.0] * n, g.workload.einsums[i].name)
         with deadline.part(2 * (n - i)):
             _single(g, i, dict.fromkeys((one.tensor for one in g.live_ranges), 0), g.live_ranges)
     for i in range(n):

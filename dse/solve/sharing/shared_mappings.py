@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from dse.mapping.constraints import minimal_mapping
 from dse.mapping.nest import Infeasible, Mapping
+from dse.run import doing
 from dse.sim.counts.actions import UNPRICED, action_pj, elapsed_cycles
 from dse.sim.counts.counts import Violated, footprints, nest_sums
 from dse.sim.einsum import bound_kernels
@@ -419,15 +420,24 @@ def search_until(shared: Sharing, searches: Sequence[Searches], enough: float) -
     search on machines where one is.
     """
     gaps = _largest_gaps(shared)
+
+    def far() -> str:
+        within = int((gaps <= enough).sum())
+        return f"{within} of {len(gaps)} within the share, gap {100 * gaps.max():.3g} % at most"
+
     while gaps[machine := int(np.argmax(gaps))] > enough:
+        doing.say(far)
         # what anchors say is worked out for one machine at a time: it makes gaps smaller only
         if raise_bounds(machine, shared.anchors, shared.prices, shared.seen, shared.bound):
             gaps[machine] = _largest_gaps(shared, slice(machine, machine + 1))[0]
         elif (einsum := _next_einsum(shared, machine, enough)) is None:
             shared.is_closed[machine], gaps[machine] = True, 0.0
         else:
+            known = len(shared.mappings[einsum])
             _take_step(shared, searches[einsum], machine, einsum, enough)
-            gaps = _largest_gaps(shared)
+            # bounds of others are raised when they are looked at
+            if len(shared.mappings[einsum]) > known or shared.choice[einsum, machine] == NONE_FITS:
+                gaps = _largest_gaps(shared)
 
 
 def start(batch: MachineBatch, einsums: Sequence[Einsum], occurrences: Floats) -> Sharing:
