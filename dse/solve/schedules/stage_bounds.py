@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
-from math import ceil, inf, prod
+from itertools import combinations, pairwise, product
+from math import ceil, inf, prod, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,10 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
+# of `minimum_filled_energy`: ranges of cycles; their last limit is STEP_FACTOR**BOUND_STEPS times the least,
+# the first one at least TINY times (where operations take none)
+BOUND_STEPS, STEP_FACTOR, TINY = 12, 1.15, 1e-6
+FILLED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # shares s of `minimum_filled_energy`
 ROUNDING_ERROR = 1e-9  # rounding error that quotients may have before they are rounded down; smallest divisor
 
 
@@ -121,12 +125,13 @@ class SharingBounds:
         }
 
 
-def by_nodes(sharing: SharingBounds, max_nodes: int, cycles: float = inf) -> Floats:
+def by_nodes(sharing: SharingBounds, max_nodes: int, cycles: float = inf, cycle_pj: float = 0.0) -> Floats:
     """Returns best [max_nodes + 1]: best[n] is the minimum energy over ways with at most n nodes and at most
-    `cycles` cycles.
+    `cycles` cycles. cycle_pj: added for each cycle of a way.
     """
     best, is_fast_enough = np.full(max_nodes + 1, inf), sharing.cycles <= cycles
-    np.minimum.at(best, sharing.nodes[is_fast_enough], sharing.energy[is_fast_enough])
+    energy = sharing.energy + cycle_pj * sharing.cycles
+    np.minimum.at(best, sharing.nodes[is_fast_enough], energy[is_fast_enough])
     return np.minimum.accumulate(best)
 
 
@@ -300,6 +305,51 @@ def minimum_energy(stages: Sequence[Floats]) -> float:
         pairs = np.where(spare >= 0, best[np.maximum(spare, 0)] + stage_energy[None, :], inf)
         best = pairs.min(axis=1)
     return float(best[-1])
+
+
+def minimum_filled_cycles(work: Sequence[float], tile_count: int) -> float:
+    """Returns a lower bound on the cycles of a pipeline, ramp-up included: those of all stages for one tile,
+    and those of the slowest stage for each other one.
+
+    work: cycles w_j of each stage for one tile on all N nodes; on n_j nodes they are w_j N / n_j. With sum of
+        n_j <= N their sum is at least (sum of w_j^(1/2))^2, and the largest at least the sum of w_j.
+    """
+    return sum(map(sqrt, work)) ** 2 + (tile_count - 1) * sum(work)
+
+
+def minimum_filled_energy(
+    stages: Sequence[SharingBounds],
+    max_nodes: int,
+    tile_count: int,
+    min_cycles: float,
+    min_slowest: float,
+    leak_pj: float,
+) -> float:
+    """Returns a lower bound on the energy of a pipeline of stages on different nodes, with leakage (`leak_pj`
+    per cycle of the pipeline).
+
+    min_cycles: lower bound L of the pipeline's cycles. min_slowest: of the slowest stage's for one tile.
+
+    The pipeline takes at least L cycles, and sum c_j + (tiles - 1) m for stages of c_j cycles, of which m is
+    the largest. For each of several ranges of m the energy is at least, for any share s between 0 and 1,
+
+        min of sum E_j + leakage (s (sum c_j + (tiles - 1) least m) + (1 - s) max(L, tiles least m))
+    """
+    energy = inf
+    # limits of the ranges of m
+    scale = max(min_cycles, ROUNDING_ERROR) / tile_count
+    steps = np.geomspace(max(min_slowest, TINY * scale), STEP_FACTOR**BOUND_STEPS * scale, BOUND_STEPS + 1)
+    for least, most in pairwise([min_slowest, *steps[1:].tolist(), inf]):
+        of_range = 0.0
+        for share in FILLED_SHARES:
+            parts = [
+                by_nodes(one, max_nodes, most * (1 + ROUNDING_ERROR), share * leak_pj / tile_count)
+                for one in stages
+            ]
+            cycles = share * (tile_count - 1) * least + (1 - share) * max(min_cycles, tile_count * least)
+            of_range = max(of_range, tile_count * minimum_energy(parts) + leak_pj * cycles)
+        energy = min(energy, of_range)
+    return energy
 
 
 def time_of(lower_bounds: Sequence[LowerBound], arch: Arch) -> float:
