@@ -991,7 +991,6 @@ def test_what_exhaustive_search_does_not_cut_costs_no_less(monkeypatch: pytest.M
         some_ways = _stages(solver, e, *around)
         with monkeypatch.context() as patched:
             patched.setattr("dse.solve.kapla.published._bound", lambda *_: -inf)
-            patched.setattr("dse.solve.kapla.published.EXACT_SPREADS", 10**6)
             all_ways = _stages(solver, e, *around)
         assert len(some_ways) < len(all_ways)
         assert min(one.energy for one in some_ways) == min(one.energy for one in all_ways)

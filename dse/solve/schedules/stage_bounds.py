@@ -168,7 +168,7 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     total_pj = _node_pj(e, arch, ranks, tiles)
     shares_moves = all(f.multicast) and all(f.reduce)
     # pJ of all words if each moves once; and for each tensor, pJ per word and move
-    once_pj, again_pj = np.zeros(len(tiles)), list[Floats]()
+    once_pj, again_pj, result_pj = np.zeros(len(tiles)), list[Floats](), np.zeros(len(tiles))
     for p, (words, _, is_output) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         has_rank, sharers, groups = sharing_of(p)
         is_resident = context.forwards if is_output else p.tensor in context.pinned
@@ -203,9 +203,16 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
                 link_pj * (sharers - 1 + near_links_each * leaves)
                 + outer.write_pj / outer.width_bits * leaves
             )
-            once_pj += moved_bits * bit_pj
+            result_pj = moved_bits * bit_pj
+            once_pj += result_pj
         again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * bit_pj / sharers)
-    total_pj += np.maximum(once_pj, _refill_pj(e, arch, ranks, tiles, again_pj))
+    refill_pj = np.maximum(once_pj, _refill_pj(e, arch, ranks, tiles, again_pj))
+    if not context.pinned:
+        free_bits = (level.capacity_bits or inf) - buffer_bits + sum(min_bits.values())
+        sums = bounds.needs(e, arch.word_bits).operands[-1][0] * sharing_of(e.output)[1]
+        returning_pj = _returning_pj(e, arch, ranks, tiles, again_pj, free_bits, sums)
+        refill_pj = np.maximum(refill_pj, result_pj + returning_pj)
+    total_pj += refill_pj
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total_pj)
     is_feasible = (buffer_bits <= (level.capacity_bits or inf)) & has_rectangle
@@ -237,20 +244,7 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints, pj: Seq
         or any(p.format != "dense" for p in e.tensors())
     ):
         return np.zeros(len(tiles))
-    tile_of, (first, second) = dict(zip(ranks, tiles.T, strict=True)), e.inputs
-    extents = [
-        prod(
-            (tile_of.get(rank, n) for rank, n in e.extents if kind_of.get(rank) == kind),
-            start=np.ones(len(tiles)),
-        )
-        for kind in (N, K, C)
-    ]
-    image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
-    window_reuse = prod(w.p * w.r / w.words for w in r.windows)
-    price = {
-        MISSED[at]: pj[e.tensors().index(p)] / (window_reuse if at == IMAGE else 1)
-        for at, p in enumerate((*image, e.output))
-    }
+    extents, price, window_reuse = _by_kind(e, ranks, tiles, pj)
     buffer_words = arch.levels[1].capacity_bits // min(p.bits or arch.word_bits for p in e.tensors())
     best = np.full(len(tiles), inf)
     for outermost, a, b in ((N, K, C), (K, N, C), (C, N, K)):
@@ -266,6 +260,81 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints, pj: Seq
             best, price[outermost] / extents[outermost] + price[a] / x + price[b] * x / max_words
         )
     return e.points() * best
+
+
+def _by_kind(
+    e: Einsum, ranks: Sequence[str], tiles: Ints, pj: Sequence[Floats]
+) -> tuple[list[Floats], dict[int, Floats], float]:
+    """Returns by kind of rank (N, K, C) of a product: the extents [W] of a node; pJ [W] of moving one word of
+    the tensor that lacks them, per pair that it serves in a window. And how often windows use a word.
+    """
+    tile_of, (first, second) = dict(zip(ranks, tiles.T, strict=True)), e.inputs
+    kind_of, r = kinds(e) or {}, roles(e)
+    extents = [
+        prod(
+            (tile_of.get(rank, n) for rank, n in e.extents if kind_of.get(rank) == kind),
+            start=np.ones(len(tiles)),
+        )
+        for kind in (N, K, C)
+    ]
+    image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
+    window_reuse = prod(w.p * w.r / w.words for w in r.windows) if r else 1.0
+    price = {
+        MISSED[at]: pj[e.tensors().index(p)] / (window_reuse if at == IMAGE else 1)
+        for at, p in enumerate((*image, e.output))
+    }
+    return extents, price, window_reuse
+
+
+def _returning_pj(
+    e: Einsum,
+    arch: Arch,
+    ranks: Sequence[str],
+    tiles: Ints,
+    pj: Sequence[Floats],
+    free_bits: Floats,
+    sums: Floats,
+) -> Floats:
+    """Returns lower bounds [W] on the energy of inputs that enter the buffers of nodes, and of partial sums
+    that return from there to PEs.
+
+    pj: as of `_refill_pj`. free_bits: [W] of a buffer, beside what stays there and one word of all else.
+    sums: [W] result words of all nodes; each goes to PEs once without a read.
+
+    Of the two inputs let the outer one's storage node at the buffer hold x words along the ranks that the
+    other one lacks, and y along summed ranks: a word of the other one serves x products at most. A PE adds up
+    within that tile, so y products at most before its sum leaves, to return for the next ones. With prices a
+    and b of the other input and of a returning sum the bound is the minimum of a / x + b / y over all x * y
+    that fit.
+    """
+    kind_of, r, level = kinds(e), roles(e), arch.levels[1]
+    if (
+        not kind_of
+        or not r
+        or len(arch.levels) != 3
+        or level.bypass
+        or level.capacity_bits is None
+        or any(p.format != "dense" for p in e.tensors())
+    ):
+        return np.zeros(len(tiles))
+    extents, price, window_reuse = _by_kind(e, ranks, tiles, pj)
+    bits = bits_of(e, arch)
+    sum_pj = bits[e.output.tensor] * (
+        level.read_pj / level.width_bits + sum(f.endpoint_pj for f in arch.fanouts if f.outside == 2)
+    )
+    words, best = np.maximum(free_bits / min(bits.values()), 1.0), np.full(len(tiles), inf)
+    for outer, inner in ((N, K), (K, N)):
+        # the outer input lacks `outer`; its tile: ranks that the other one lacks, and summed ones
+        max_words = np.minimum(
+            words * (window_reuse if outer == MISSED[IMAGE] else 1), extents[inner] * extents[C]
+        )
+        x = np.clip(
+            np.sqrt(max_words * price[inner] / max(sum_pj, ROUNDING_ERROR)),
+            np.maximum(max_words / extents[C], 1),
+            extents[inner],
+        )
+        best = np.minimum(best, price[outer] / extents[outer] + price[inner] / x + sum_pj * x / max_words)
+    return e.points() * best - sum_pj * sums
 
 
 def _node_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints) -> Floats:
