@@ -13,9 +13,9 @@ compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
     weights        what the loop of pipeline tiles does not cut is loaded once where that fits and costs less
     sharing        tiles that nodes hold copies of are shared out among them where that costs less
 
-kapla-exhaustive solves all schemes; all ways to cut ranks over nodes, least bound first, until no other one can
-be estimated lower; nodes by the exact mapper, whose budget may end. What kapla solves for less is taken as
-kapla solves it, so no answer is dearer than that of kapla.
+kapla-exhaustive solves all schemes; all ways to cut ranks over nodes, least bound first, until no other one
+can be estimated lower; nodes by the exact mapper, whose budget may end. What kapla solves for less is taken
+as kapla solves it, so no answer is dearer than that of kapla.
 
 Three things differ from the publication. A stage's region is a rectangle, not a stripe of nodes. Ranks are
 cut over nodes before a node is mapped. The estimates of the upper level are true lower bounds here.

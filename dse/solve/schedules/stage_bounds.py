@@ -206,13 +206,10 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
             result_pj = moved_bits * bit_pj
             once_pj += result_pj
         again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * bit_pj / sharers)
-    refill_pj = np.maximum(once_pj, _refill_pj(e, arch, ranks, tiles, again_pj))
-    if not context.pinned:
-        free_bits = (level.capacity_bits or inf) - buffer_bits + sum(min_bits.values())
-        sums = bounds.needs(e, arch.word_bits).operands[-1][0] * sharing_of(e.output)[1]
-        returning_pj = _returning_pj(e, arch, ranks, tiles, again_pj, free_bits, sums)
-        refill_pj = np.maximum(refill_pj, result_pj + returning_pj)
-    total_pj += refill_pj
+    free_bits = (level.capacity_bits or inf) - buffer_bits + sum(min_bits.values())
+    sums = bounds.needs(e, arch.word_bits).operands[-1][0] * sharing_of(e.output)[1]
+    returning_pj = result_pj + _returning_pj(e, arch, ranks, tiles, again_pj, free_bits, sums)
+    total_pj += np.maximum(np.maximum(once_pj, returning_pj), _refill_pj(e, arch, ranks, tiles, again_pj))
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total_pj)
     is_feasible = (buffer_bits <= (level.capacity_bits or inf)) & has_rectangle
@@ -305,7 +302,8 @@ def _returning_pj(
     other one lacks, and y along summed ranks: a word of the other one serves x products at most. A PE adds up
     within that tile, so y products at most before its sum leaves, to return for the next ones. With prices a
     and b of the other input and of a returning sum the bound is the minimum of a / x + b / y over all x * y
-    that fit.
+    that fit. Where the outer one is pinned y words of the other one stand beside it, so the bound with the
+    other one outermost holds.
     """
     kind_of, r, level = kinds(e), roles(e), arch.levels[1]
     if (
