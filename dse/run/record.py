@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported where it is used: commands that only list columns 
     import pyarrow as pa
 
 MODEL_VERSION = 20
-SOLVER_VERSION = 35
+SOLVER_VERSION = 36
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 

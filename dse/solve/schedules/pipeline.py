@@ -428,7 +428,8 @@ def _refine_chosen(g: PipelineSearch, r: Range, option: Option, alone: Sequence[
 
 def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
     """Returns a segment whose stages, one after the other, are searched with a larger budget in their
-    regions. Each stage tries its present tile and the tile of lowest bound that cuts other ranks.
+    regions. Each stage tries its present tile, the tile of lowest bound that cuts other ranks, and the tiles
+    of lowest energy among those of lowest bounds.
     """
     einsums = g.workload.einsums[r.first : r.last + 1]
     members = members_of(g, r) or []
@@ -445,13 +446,17 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
                 tile[node.rank] = min(node.tile, tile.get(node.rank, node.tile))
         # tile_by_ranks: cut ranks -> first tile that cuts them; the present tile comes first
         sharing, tile_by_ranks = _sharing_bounds(g, e, context), {tuple(sorted(tile)): tile}
+        stages = list[Stage]()
         for way in np.argsort(
             np.where(sharing.nodes <= row_region.size * column_region.size, sharing.energy, inf),
             kind="stable",
         )[:TILES_ALONE].tolist():
             other_tile = sharing.tile(way, e)
             tile_by_ranks.setdefault(tuple(sorted(other_tile)), other_tile)
-        for other_tile in [*tile_by_ranks.values()][:REFINED_TILES]:
+            stages += [stage] if (stage := g.nodes.stage(e, other_tile, context, "energy")) else []
+        stages.sort(key=lambda one: one.energy)
+        tiles = [*tile_by_ranks.values()][:REFINED_TILES] + [dict(one.tile) for one in stages[:REFINED_TILES]]
+        for other_tile in [one for i, one in enumerate(tiles) if one not in tiles[:i]]:
             stage = _refined_stage(g, e, tuple(other_tile.items()), context)
             shape = (
                 next(

@@ -206,8 +206,9 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
             result_pj = moved_bits * bit_pj
             once_pj += result_pj
         again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * bit_pj / sharers)
-    free_bits = (level.capacity_bits or inf) - buffer_bits + sum(min_bits.values())
-    sums = bounds.needs(e, arch.word_bits).operands[-1][0] * sharing_of(e.output)[1]
+    free_bits = float(level.capacity_bits or inf) + sum(min_bits.values()) - buffer_bits
+    words, sharers = bounds.needs(e, arch.word_bits).operands[-1][0], sharing_of(e.output)[1]
+    sums = np.asarray(words * sharers, np.float64)
     returning_pj = result_pj + _returning_pj(e, arch, ranks, tiles, again_pj, free_bits, sums)
     total_pj += np.maximum(np.maximum(once_pj, returning_pj), _refill_pj(e, arch, ranks, tiles, again_pj))
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
@@ -312,6 +313,7 @@ def _returning_pj(
         or len(arch.levels) != 3
         or level.bypass
         or level.capacity_bits is None
+        or bounds.needs(e, arch.word_bits).share < 1
         or any(p.format != "dense" for p in e.tensors())
     ):
         return np.zeros(len(tiles))
