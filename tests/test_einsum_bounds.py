@@ -7,6 +7,7 @@ from __future__ import annotations
 from math import inf, isclose
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from dse.mapping.nest import Infeasible
 from dse.sim.einsum.evaluate import Problem
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.register_bounds import fill_pj, roles
-from dse.solve.schedules.stage_bounds import sharing_bounds
+from dse.solve.schedules.stage_bounds import _returning_pj, sharing_bounds
 from dse.solve.schedules.stages import StageContext
 from hw.arch import Arch, Compute, Fanout, Level
 from tests.amount import amount
@@ -163,6 +164,45 @@ def test_words_that_a_buffer_takes_in_again_by_hand() -> None:
         einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 60, "n": 60, "k": 60}, "e"), arch, StageContext()
     ).energy
     assert isclose(low, 60**3 * 100.0 * (2 / 5 + 1 / 60))
+
+
+def test_sums_that_return_from_a_buffer_by_hand() -> None:
+    """In 36 words a tile of 6 x 6: each word of the other input serves 6 products, a sum returns after 6 of
+    60, but for its first turn. A tile of 36 weights serves all 60 of m.
+    """
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 60, "n": 60, "k": 60}, "e")
+    words = np.array([100.0])
+    (pj,) = _returning_pj(
+        e,
+        free(10**6, 3, buffer_pj=100.0),
+        ("m", "n"),
+        np.array([[60, 60]]),
+        (words, words, words),
+        8 * np.array([36.0]),
+        np.array([3600.0]),
+    )
+    assert isclose(pj, 60**3 * 100.0 * (1 / 60 + 2 / 6) - 100.0 * 3600)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "buffer", "room", "outer_pj"),
+    [
+        ((1, 1, 16), 6, 3, 30.0),
+        ((1, 4, 8), 8, 3, 1.0),
+        ((2, 2, 8), 8, 4, 30.0),
+        ((3, 1, 12), 10, 6, 1.0),
+        ((4, 1, 8), 14, 3, 30.0),
+    ],
+)
+def test_no_mapping_returns_sums_for_less(
+    sizes: tuple[int, int, int], buffer: int, room: int, outer_pj: float
+) -> None:
+    """Beside all mappings, where words of main memory and of the buffer cost."""
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", dict(zip("mnk", sizes, strict=True)), "e")
+    arch = free(buffer, room, outer_pj, 5.0)
+    best = enumerated(Problem(arch, e, "energy"), "perfect").cost[0]
+    (low,) = sharing_bounds(e, arch, StageContext()).energy
+    assert 0.4 * best <= low <= best * (1 + 1e-9)
 
 
 WINDOWS = (

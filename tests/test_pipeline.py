@@ -23,7 +23,7 @@ from dse.mapping.nest import Infeasible, Loop, Mapping
 from dse.mapping.schedule import Segment, parse_schedule, sequential
 from dse.sim.einsum.evaluate import Solution, Violated, objective_value
 from dse.sim.einsum.limits import broken
-from dse.sim.schedule.graph import evaluate
+from dse.sim.schedule.graph import evaluate, filled_cycles
 from dse.solve import solve
 from dse.solve.kapla.published import (
     StageSolver,
@@ -38,6 +38,7 @@ from dse.solve.options import SolverOptions
 from dse.solve.schedules import pipeline, segments, stage_bounds
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.pipeline import pipelined
+from dse.solve.schedules.stage_bounds import SharingBounds, minimum_filled_cycles, minimum_filled_energy
 from dse.solve.schedules.stages import Nodes, Shape, Stage, StageContext, node_of, shapes, split_ranks, tiles
 from hw import machine
 from hw.arch import Arch, read_rules
@@ -253,8 +254,33 @@ def test_the_floor_of_a_segment_is_below_what_is_found(steps: int, monkeypatch: 
     found = pipeline._segment(g, r, [None, None])
     assert members
     assert found
-    monkeypatch.setattr("dse.solve.schedules.pipeline.BOUND_STEPS", steps)
+    monkeypatch.setattr("dse.solve.schedules.stage_bounds.BOUND_STEPS", steps)
     assert 0.5 * found.energy < pipeline._segment_bound(g, members, 1)[0] <= found.energy
+
+
+@pytest.mark.parametrize("seed", range(amount(200)))
+def test_no_choice_of_stages_costs_less_than_the_floor_of_its_pipeline(seed: int) -> None:
+    """Ways of stages are drawn; every choice of them is priced as the evaluator does, ramp-up included."""
+    rng, nodes = Random(seed), 6
+    tiles, leak = rng.choice([1, 2, 8]), rng.choice([0.0, 0.3, 3.0])
+    work = [rng.choice([0.0, 1.0, 4.0, 9.0]) for _ in range(rng.randint(1, 3))]
+    stages = []
+    for w in work:
+        n = np.array([rng.randint(1, nodes) for _ in range(4)])
+        energy = np.array([rng.uniform(1, 60) for _ in range(4)])
+        stages.append(SharingBounds((), n[:, None], n, energy, w * nodes / n * rng.choice([1.0, 1.3])))
+    shared = rng.choice([0.0, 10.0, 100.0])
+    least = minimum_filled_cycles(work, tiles)
+    bound = minimum_filled_energy(stages, nodes, tiles, max(shared, least), sum(work), leak)
+    best = np.inf
+    for choice in product(range(4), repeat=len(stages)):
+        cycles = [float(one.cycles[i]) for one, i in zip(stages, choice, strict=True)]
+        if sum(int(one.nodes[i]) for one, i in zip(stages, choice, strict=True)) <= nodes:
+            assert filled_cycles(cycles, tiles) >= least * (1 - 1e-9)
+            pj = sum(float(one.energy[i]) for one, i in zip(stages, choice, strict=True))
+            best = min(best, tiles * pj + leak * max(filled_cycles(cycles, tiles), shared))
+    assert bound <= best * (1 + 1e-9)
+    assert bound >= 0.4 * best or best == np.inf
 
 
 @pytest.mark.parametrize("seed", range(amount(12, 8)))
@@ -965,7 +991,6 @@ def test_what_exhaustive_search_does_not_cut_costs_no_less(monkeypatch: pytest.M
         some_ways = _stages(solver, e, *around)
         with monkeypatch.context() as patched:
             patched.setattr("dse.solve.kapla.published._bound", lambda *_: -inf)
-            patched.setattr("dse.solve.kapla.published.EXACT_SPREADS", 10**6)
             all_ways = _stages(solver, e, *around)
         assert len(some_ways) < len(all_ways)
         assert min(one.energy for one in some_ways) == min(one.energy for one in all_ways)

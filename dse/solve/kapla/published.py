@@ -13,9 +13,9 @@ compare it (arXiv 2306.15676, sections IV and VI; docs/reuse.md).
     weights        what the loop of pipeline tiles does not cut is loaded once where that fits and costs less
     sharing        tiles that nodes hold copies of are shared out among them where that costs less
 
-kapla-exhaustive solves all schemes; of all ways to cut ranks over nodes those of least bound, EXACT_SPREADS
-at most; nodes by the exact mapper, whose budget may end. What kapla solves for less is taken as kapla solves
-it, so no answer is dearer than that of kapla.
+kapla-exhaustive solves all schemes; all ways to cut ranks over nodes, least bound first, until no other one
+can be estimated lower; nodes by the exact mapper, whose budget may end. What kapla solves for less is taken
+as kapla solves it, so no answer is dearer than that of kapla.
 
 Three things differ from the publication. A stage's region is a rectangle, not a stripe of nodes. Ranks are
 cut over nodes before a node is mapped. The estimates of the upper level are true lower bounds here.
@@ -87,9 +87,8 @@ KAPLA_BEAM = 4  # chains kept by the upper level, per last einsum
 SCHEME_PROBABILITY = 0.1  # kapla-random: probability that a scheme is considered
 RANDOM_MAPPINGS = 100  # kapla-random: random mappings of a node that are priced
 MAX_SHARED = 27  # ways to share out what the stages of a segment hold that are priced, at most
-EXACT_SPREADS = (
-    32  # kapla-exhaustive: ways to cut an einsum over nodes whose nests are searched, least bound first
-)
+# estimates round the price of a word by up to a sixteenth of an octave: so far they may lie below the bound
+SPREAD_MARGIN = 2 ** (1 / 16)
 PRICED_ALONE = 4  # ways to cut an einsum over all nodes that are priced, best estimate first
 ANNEALING_ROUNDS = (16, 32)  # kapla-annealing: iterations, mappings per iteration; published: 1024, 128
 
@@ -564,7 +563,7 @@ def _stages(
     found, least, seen = list[Stage](), inf, set[Shape]()
     bounds = [(_bound(s.g, e, tile, context), i, shape, tile) for i, (shape, tile) in enumerate(spread)]
     for bound, _, shape, tile in sorted(bounds, key=lambda one: one[:2]):
-        if s.exhaustive and (bound >= least or len(found) == EXACT_SPREADS):
+        if s.exhaustive and (bound >= SPREAD_MARGIN * least):
             break
         if shape not in seen and (stage := s.g.nodes.on_tile(e, tile, context, s.g.objective, (shape,))):
             found.append(stage)

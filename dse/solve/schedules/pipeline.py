@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
-from math import ceil, inf, log, log2, prod
+from math import ceil, inf, log, log2, prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ from dse.sim.einsum.evaluate import (
 )
 from dse.sim.fronts import Objective
 from dse.sim.schedule.faults import faults
-from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate
+from dse.sim.schedule.graph import among_schedules, any_schedule, evaluate, filled_cycles
 from dse.solve.kapla.published import MAX_EINSUMS, options
 from dse.solve.schedules.einsum_bounds import lower_bound
 from dse.solve.schedules.segments import (
@@ -55,12 +55,15 @@ from dse.solve.schedules.segments import (
     Range,
     best_chain,
     cheaper,
+    cheapest_orders,
     cheapest_placement,
+    cheapest_regions,
     check,
     cost,
     fits,
     isomorphism_key,
     keeps_limits,
+    leak_pj,
     members_of,
     memo_isomorphic,
     pinned,
@@ -73,7 +76,13 @@ from dse.solve.schedules.segments import (
     to_segment,
     value,
 )
-from dse.solve.schedules.stage_bounds import SharingBounds, by_nodes, minimum_energy, sharing_bounds, time_of
+from dse.solve.schedules.stage_bounds import (
+    SharingBounds,
+    minimum_filled_cycles,
+    minimum_filled_energy,
+    sharing_bounds,
+    time_of,
+)
 from dse.solve.schedules.stages import (
     ConstraintsOf,
     Nodes,
@@ -105,8 +114,6 @@ MAX_PADDING_RATIO = 1.15
 STEPS_PER_OCTAVE = 6
 # faster nests are searched too if the cheapest one takes more than this times the fewest cycles
 MIN_SLOWDOWN = 1.02
-# steps of cycles in `_segment_bound`, and the factor from one to the next
-BOUND_STEPS, STEP_FACTOR = 12, 1.15
 # a choice is not priced if its estimated cost is at least this times the best known cost
 ESTIMATE_MARGIN = 1.1
 MAX_PLACED = 200  # choices whose regions are placed, per limit
@@ -117,6 +124,9 @@ MAX_ENUMERATED = 1 << 19  # if there are at most so many choices, all are enumer
 # a segment is solved if its lower bound is below this share of the lower bounds of its einsums alone
 MAX_BOUND_SHARE = 0.99
 MAX_NODE_SEARCHES = 400  # searches of node nests after which no further segments are solved
+# choices are listed by energy with these shares of what leaks in the cycles of each stage, which count in the
+# ramp-up unless main memory takes longer
+WAITING_SHARES = (0.0, 0.3, 1.0)
 # choices that are priced per limit for chosen segments, or with an upper limit of the initiation interval;
 # also shapes of an einsum alone
 REFINED_CHOICES = 6
@@ -354,7 +364,7 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     of their lower bounds, until the next bound reaches ESTIMATE_MARGIN times the best estimate.
     """
     context = StageContext(pinned=pinned(g, e))
-    sharing, leak = _sharing_bounds(g, e, context), g.arch.leak_mw() / g.arch.clock_ghz
+    sharing, leak = _sharing_bounds(g, e, context), leak_pj(g)
     cycles = np.maximum(sharing.cycles, time_of([lower_bound(e, g.arch, pinned=context.pinned)], g.arch))
     lower_bounds = [
         objective_value(g.objective, energy + leak * way_cycles, way_cycles)
@@ -395,7 +405,7 @@ def _alone(g: PipelineSearch, e: Einsum) -> Option | None:
     for _, stage in priced[:2]:
         for shape in stage.shapes[1:REFINED_CHOICES]:
             best = cheaper(g, best, price_by_itself(g, e, stage, shape))
-    return best
+    return cheapest_orders(g, (e,), best) if best else None
 
 
 def _refined_stage(
@@ -412,12 +422,14 @@ def _refine_chosen(g: PipelineSearch, r: Range, option: Option, alone: Sequence[
     larger budget, regions rearranged.
     """
     refined = cheaper(g, _segment(g, r, alone, REFINED_CHOICES), option) or option
-    return cheapest_placement(g, r, _refine(g, r, refined))
+    placed = cheapest_regions(g, r, cheapest_placement(g, r, _refine(g, r, refined)))
+    return cheapest_orders(g, g.workload.einsums[r.first : r.last + 1], placed)
 
 
 def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
     """Returns a segment whose stages, one after the other, are searched with a larger budget in their
-    regions. Each stage tries its present tile and the tile of lowest bound that cuts other ranks.
+    regions. Each stage tries its present tile, the tile of lowest bound that cuts other ranks, and the tiles
+    of lowest energy among those of lowest bounds.
     """
     einsums = g.workload.einsums[r.first : r.last + 1]
     members = members_of(g, r) or []
@@ -434,13 +446,17 @@ def _refine(g: PipelineSearch, r: Range, option: Option) -> Option:
                 tile[node.rank] = min(node.tile, tile.get(node.rank, node.tile))
         # tile_by_ranks: cut ranks -> first tile that cuts them; the present tile comes first
         sharing, tile_by_ranks = _sharing_bounds(g, e, context), {tuple(sorted(tile)): tile}
+        stages = list[Stage]()
         for way in np.argsort(
             np.where(sharing.nodes <= row_region.size * column_region.size, sharing.energy, inf),
             kind="stable",
         )[:TILES_ALONE].tolist():
             other_tile = sharing.tile(way, e)
             tile_by_ranks.setdefault(tuple(sorted(other_tile)), other_tile)
-        for other_tile in [*tile_by_ranks.values()][:REFINED_TILES]:
+            stages += [stage] if (stage := g.nodes.stage(e, other_tile, context, "energy")) else []
+        stages.sort(key=lambda one: one.energy)
+        tiles = [*tile_by_ranks.values()][:REFINED_TILES] + [dict(one.tile) for one in stages[:REFINED_TILES]]
+        for other_tile in [one for i, one in enumerate(tiles) if one not in tiles[:i]]:
             stage = _refined_stage(g, e, tuple(other_tile.items()), context)
             shape = (
                 next(
@@ -487,7 +503,7 @@ def _candidates(
     tile_nodes, node_count = prod(-(-n // tile.get(rank, n)) for rank, n in e.extents), g.arch.instances(1)
     # cycles with all MAC units of the nodes at work
     full_speed_cycles = e.points() / tile_nodes / g.arch.instances(len(g.arch.levels)) * node_count
-    leak = g.arch.leak_mw() / g.arch.clock_ghz
+    leak = leak_pj(g)
     saves_little = (
         g.objective == "energy"
         and not is_limited
@@ -506,11 +522,15 @@ def _candidates(
     ]
 
 
-def _rough_value(g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int) -> float:
-    """Returns an estimated objective value of stages that run at once: the slowest one sets the cycles."""
+def _rough_value(
+    g: PipelineSearch, stages: Sequence[Stage], pipeline_tiles: int, min_cycles: float = 0.0
+) -> float:
+    """Returns an estimated objective value of stages that run at once, ramp-up included.
+    min_cycles: of main memory, for all pipeline tiles.
+    """
     energy = sum(one.energy for one in stages) * pipeline_tiles
-    cycles = max(one.cycles for one in stages) * pipeline_tiles
-    return objective_value(g.objective, energy + g.arch.leak_mw() / g.arch.clock_ghz * cycles, cycles)
+    cycles = max(filled_cycles([one.cycles for one in stages], pipeline_tiles), min_cycles)
+    return objective_value(g.objective, energy + leak_pj(g) * cycles, cycles)
 
 
 def _stages(
@@ -632,7 +652,8 @@ def _segment(
         if g.objective != "edp" and g.weights != "pinned"
         else inf
     )
-    shares = _shares(g, members)
+    shares = _shares(g, members, adds_up=tile_count == 1 and g.limit == inf)
+    min_cycles = tile_count * _memory_cycles(g, members)
     # with a limit, stages within it after those of the best segment without, which may keep it
     for max_cycles in sorted({g.limit, inf}, reverse=True):
         max_tiles = TILES_PER_STAGE if max_cycles == inf else TILES_WITH_LIMIT
@@ -643,17 +664,13 @@ def _segment(
         if not all(ways):
             continue
         for limit in _limits(ways, g.arch.instances(1)):
-            priced = 0
-            for choice in islice(
-                _combinations([[s for s in each if s.cycles <= limit] for each in ways], g.arch.instances(1)),
-                MAX_PLACED if max_cycles == inf else MAX_PLACED_LIMITED,
-            ):
+            priced, within = 0, [[s for s in each if s.cycles <= limit] for each in ways]
+            for rough_value, choice in _choices(g, within, tile_count, min_cycles, max_cycles < inf):
                 # dearer ones may be faster: with a limit none is left out
                 if (
                     g.objective == "energy"
                     and g.limit == inf
-                    and _rough_value(g, choice, tile_count)
-                    >= ESTIMATE_MARGIN * min(alone_value, value(g, best) if best else inf)
+                    and rough_value >= ESTIMATE_MARGIN * min(alone_value, value(g, best) if best else inf)
                 ):
                     break
                 if regions := place_regions(g, choice):
@@ -666,35 +683,63 @@ def _segment(
     return best
 
 
-def _shares(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -> list[float]:
+def _choices(
+    g: PipelineSearch,
+    stages_of: Sequence[Sequence[Stage]],
+    tile_count: int,
+    min_cycles: float,
+    is_limited: bool,
+) -> list[tuple[float, list[Stage]]]:
+    """Returns choices of a way per stage that are tried, with their estimated objective values, best first:
+    those of lowest energy, also with shares of what leaks in a stage's cycles (WAITING_SHARES). With a limit:
+    those of lowest energy, in this order.
+
+    min_cycles: of main memory, for all pipeline tiles; is_limited: whether stages keep to a limit
+    """
+    found = dict[tuple[tuple[int, int], ...], list[Stage]]()
+    for waiting in (0.0,) if g.limit < inf else WAITING_SHARES:
+        cycle_pj = waiting * leak_pj(g) / tile_count
+        waited = [[replace(s, energy=s.energy + cycle_pj * s.cycles) for s in stages] for stages in stages_of]
+        at = {id(s): (i, j) for i, stages in enumerate(waited) for j, s in enumerate(stages)}
+        for choice in islice(
+            _combinations(waited, g.arch.instances(1)), MAX_PLACED_LIMITED if is_limited else MAX_PLACED
+        ):
+            key = tuple(at[id(s)] for s in choice)
+            found[key] = [stages_of[i][j] for i, j in key]
+    rated = [(_rough_value(g, choice, tile_count, min_cycles), choice) for choice in found.values()]
+    return rated if g.limit < inf else sorted(rated, key=lambda one: one[0])
+
+
+def _memory_cycles(g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]]) -> float:
+    """Returns a lower bound on the cycles of main memory for one pipeline tile of a segment."""
+    bounds = [
+        lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled, skip_registers=True)
+        for e, a in members
+    ]
+    return time_of([replace(one, compute=0.0) for one in bounds], g.arch)
+
+
+def _shares(
+    g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], adds_up: bool = False
+) -> list[float]:
     """Returns the share of the nodes of each stage, so that all stages take equally long, at least as long as
     main memory takes. A stage gets more nodes if its forwarded tiles and pinned weights need them.
+
+    adds_up: stages run one after the other (one pipeline tile), so their cycles together are least, at least
+        as many as main memory takes: nodes in proportion to the root of a stage's work
     """
     node_count = g.arch.instances(1)
     node_bits = g.arch.levels[1].capacity_bits or inf
-    work = [e.points() for e, _ in members]
+    work = [float(e.points()) for e, _ in members]
+    if adds_up:
+        work = [sqrt(n) * sum(map(sqrt, work)) for n in work]
     min_nodes = [
         ceil(MIN_CAPACITY_RATIO * stage_bits(e, context, g.arch) / node_bits)
         if context.forwards or context.pinned
         else 0
         for e, context in members
     ]
-    memory = time_of(
-        [
-            replace(
-                lower_bound(
-                    e,
-                    g.arch,
-                    stage_context.forwarded,
-                    stage_context.pinned,
-                    stage_context.forwards and not stage_context.spilled,
-                ),
-                compute=0.0,
-            )
-            for e, stage_context in members
-        ],
-        g.arch,
-    )
+    memory = _memory_cycles(g, members)
     # operations that one node does while all stages run
     node_ops = max(sum(work) / node_count, memory * g.arch.instances(len(g.arch.levels)) / node_count)
     # stages that need more nodes than their work asks for leave fewer to the others, which may then be short
@@ -817,37 +862,22 @@ def _sharing_bounds(g: PipelineSearch, e: Einsum, context: StageContext) -> Shar
 def _segment_bound(
     g: PipelineSearch, members: Sequence[tuple[Einsum, StageContext]], tile_count: int
 ) -> Bound:
-    """Returns the lower bounds of a segment. tile_count: its pipeline tiles; of an einsum alone its
-    occurrences.
-    """
-    node_count, leak, energy = g.arch.instances(1), g.arch.leak_mw() / g.arch.clock_ghz, inf
-    cycles = tile_count * time_of(
-        [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled) for e, a in members],
-        g.arch,
-    )
-    sharing, min_cycles = [_sharing_bounds(g, e, context) for e, context in members], cycles
-    # a step bounds the segments that take between two consecutive limits on the cycles
-    for step in range(BOUND_STEPS + 1):
-        max_cycles = STEP_FACTOR ** (step + 1) * cycles if step < BOUND_STEPS else inf
-        energy = min(
-            energy,
-            tile_count
-            * minimum_energy(
-                [by_nodes(one, node_count, max_cycles / tile_count * (1 + ROUNDING_GAP)) for one in sharing]
-            )
-            + leak * min_cycles,
-        )
-        min_cycles = max_cycles
+    """Returns the lower bounds of a segment of `tile_count` pipeline tiles."""
+    bounds = [lower_bound(e, g.arch, a.forwarded, a.pinned, a.forwards and not a.spilled) for e, a in members]
+    work = [one.compute for one in bounds]
+    cycles = max(tile_count * time_of(bounds, g.arch), minimum_filled_cycles(work, tile_count))
+    sharing = [_sharing_bounds(g, e, context) for e, context in members]
+    energy = minimum_filled_energy(sharing, g.arch.instances(1), tile_count, cycles, sum(work), leak_pj(g))
     return Bound(energy, cycles)
 
 
 def _lower_bounds(g: PipelineSearch, ranges: Sequence[Range]) -> tuple[list[Bound], dict[Range, Bound]]:
     """Returns lower bounds of every einsum alone, and of segments."""
     w = g.workload
-    alone = [
-        _segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], n)
-        for e, n in zip(w.einsums, counts(w), strict=True)
-    ]
+    alone = []
+    for e, n in zip(w.einsums, counts(w), strict=True):
+        energy, cycles = _segment_bound(g, [(e, StageContext(pinned=pinned(g, e)))], 1)
+        alone.append(Bound(n * energy, n * cycles))
     segment_bounds = {}
     for r in ranges:
         if members := members_of(g, r):

@@ -31,6 +31,7 @@ from dse.mapping.trips import trips
 from dse.sim.counts.actions import bits_of
 from dse.sim.einsum.evaluate import Solution, objective_value
 from dse.sim.fronts import Objective
+from dse.sim.levels.network import injected_at
 from dse.sim.schedule.graph import evaluate
 from dse.solve.elimination import Reservation, Table, join, table
 from dse.solve.schedules.fusible_segments import Span, agreeing_labels, has_nodes, runs
@@ -47,6 +48,7 @@ from dse.solve.schedules.stages import (
     min_tensor_bits,
     own_nest,
     part_of,
+    shapes,
     stage_bits,
     tiles,
 )
@@ -61,6 +63,7 @@ PIPELINE_TILES = (8, 64)
 ALL_TILE_COUNTS: tuple[int, ...] = ()  # instead of PIPELINE_TILES: all divisors
 NO_SHARED_LOOP = (1,)  # instead of PIPELINE_TILES: no shared loop
 MAX_ARRANGEMENTS = 24  # arrangements of a chosen segment's rectangles that are priced
+MAX_REGIONS = 8  # rectangles of a stage, near main memory, that are priced
 MAX_POSITIONS = 4000  # positions of rectangles that one call of `place_regions` tries
 MAX_FASTER = 15  # faster, dearer ways to run a segment that are kept, with a limit
 
@@ -151,6 +154,11 @@ def check(arch: Arch, schedule_name: str) -> None:
             f"{arch.name}: solver.schedule = {schedule_name} counts no lines, rows or banks, which this "
             "machine prices; take solver.schedule=unfused"
         )
+
+
+def leak_pj(g: PipelineSearch) -> float:
+    """Returns what the machine leaks in one cycle, in pJ."""
+    return g.arch.leak_mw() / g.arch.clock_ghz
 
 
 def pinned(g: PipelineSearch, e: Einsum) -> frozenset[str]:
@@ -374,6 +382,94 @@ def cheapest_placement(g: PipelineSearch, r: Range, option: Option) -> Option:
                 found = price_of(g, einsums, replace(option.segment, branches=moved_branches))
                 best = found if found and value(g, found) < value(g, best) else best
     return best
+
+
+def cheapest_regions(g: PipelineSearch, r: Range, option: Option) -> Option:
+    """Returns the cheapest among other rectangles of the same nodes' tiles, one einsum after the other: of
+    each, up to MAX_REGIONS that overlap no other stage's and whose nodes lie nearest to main memory.
+    """
+    (row_dim, rows), (column_dim, columns) = g.arch.fanouts[0].dims
+    ports = injected_at(g.arch.fanouts[0].injected_at, (rows, columns))
+    einsums, members = g.workload.einsums[r.first : r.last + 1], members_of(g, r) or []
+
+    def mean_links(place: PlacedShape) -> float:
+        at = product(range(place.shape.rows), range(place.shape.columns))
+        return sum(
+            min(abs(place.row + y - a) + abs(place.column + x - b) for a, b in ports) for y, x in at
+        ) / (place.shape.rows * place.shape.columns)
+
+    for j, (e, _) in enumerate(members):
+        branch = option.segment.branches[j]
+        own = [
+            node
+            for node in branch.mapping.nodes
+            if isinstance(node, Loop) and node.over in {row_dim, column_dim}
+        ]
+        taken = [
+            {part.dim: part for part in b.region} for i, b in enumerate(option.segment.branches) if i != j
+        ]
+        edges = [
+            sorted(
+                {0, *(one[dim].first + one[dim].size for one in taken), *(one[dim].first for one in taken), n}
+            )
+            for dim, n in ((row_dim, rows), (column_dim, columns))
+        ]
+        places = set[PlacedShape]()
+        tile = {node.rank: min(n.tile for n in own if n.rank == node.rank) for node in own}
+        for shape in shapes(e, tile, g.arch):
+            firsts = (
+                {at for n in edge for at in (n, n - side) if 0 <= at <= end - side}
+                for edge, side, end in zip(edges, (shape.rows, shape.columns), (rows, columns), strict=True)
+            )
+            places |= {PlacedShape(shape, y, x) for y, x in product(*firsts)}
+        free = [
+            one
+            for one in places
+            if all(
+                one.row >= other[row_dim].first + other[row_dim].size
+                or other[row_dim].first >= one.row + one.shape.rows
+                or one.column >= other[column_dim].first + other[column_dim].size
+                or other[column_dim].first >= one.column + one.shape.columns
+                for other in taken
+            )
+        ]
+        free.sort(key=lambda one: (mean_links(one), one.shape.rows, one.row, one.column))
+        for shape, y, x in free[:MAX_REGIONS]:
+            branches = [*option.segment.branches]
+            branches[j] = replace(
+                branch,
+                mapping=replace(branch.mapping, nodes=(*shape.loops, *branch.mapping.nodes[len(own) :])),
+                region=(Region(row_dim, y, shape.rows), Region(column_dim, x, shape.columns)),
+            )
+            found = price_of(g, einsums, replace(option.segment, branches=tuple(branches)))
+            option = cheaper(g, option, found) or option
+    return option
+
+
+def cheapest_orders(g: PipelineSearch, einsums: Sequence[Einsum], option: Option) -> Option:
+    """Returns the cheapest among orders of the loops over nodes of each einsum, one einsum after the other.
+    Loops of one rank keep their order, so every node keeps its share and its nest, at another position: nodes
+    that read the same words lie closer together or further apart.
+    """
+    dims = [name for name, _ in g.arch.fanouts[0].dims]
+    for j in range(len(option.segment.branches)):
+        branch = option.segment.branches[j]
+        nodes = branch.mapping.nodes
+        at = [i for i, node in enumerate(nodes) if isinstance(node, Loop) and node.over in dims]
+        loops = [node for node in nodes if isinstance(node, Loop) and node.over in dims]
+        seen = {tuple(tuple(n for n in loops if n.over == d) for d in dims)}
+        for order in permutations(loops) if at and len(loops) == at[-1] - at[0] + 1 else ():
+            placed = tuple(tuple(n for n in order if n.over == d) for d in dims)
+            of_ranks = [[n for n in each if n.rank == loop.rank] for loop in loops for each in (order, loops)]
+            if placed in seen or of_ranks[::2] != of_ranks[1::2]:
+                continue
+            seen.add(placed)
+            moved = replace(branch.mapping, nodes=(*nodes[: at[0]], *order, *nodes[at[-1] + 1 :]))
+            branches = [*option.segment.branches]
+            branches[j] = replace(branch, mapping=moved)
+            found = price_of(g, einsums, replace(option.segment, branches=tuple(branches)))
+            option = cheaper(g, option, found) or option
+    return option
 
 
 def to_segment(

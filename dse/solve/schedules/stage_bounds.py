@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
-from math import ceil, inf, prod
+from itertools import combinations, pairwise, product
+from math import ceil, inf, prod, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,10 @@ from hw.arch import Arch
 from workloads.arrays import Floats, Ints
 from workloads.einsum import Einsum, Projection
 
+# of `minimum_filled_energy`: ranges of cycles; their last limit is STEP_FACTOR**BOUND_STEPS times the least,
+# the first one at least TINY times (where operations take none)
+BOUND_STEPS, STEP_FACTOR, TINY = 12, 1.15, 1e-6
+FILLED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # shares s of `minimum_filled_energy`
 ROUNDING_ERROR = 1e-9  # rounding error that quotients may have before they are rounded down; smallest divisor
 
 
@@ -121,12 +125,13 @@ class SharingBounds:
         }
 
 
-def by_nodes(sharing: SharingBounds, max_nodes: int, cycles: float = inf) -> Floats:
+def by_nodes(sharing: SharingBounds, max_nodes: int, cycles: float = inf, cycle_pj: float = 0.0) -> Floats:
     """Returns best [max_nodes + 1]: best[n] is the minimum energy over ways with at most n nodes and at most
-    `cycles` cycles.
+    `cycles` cycles. cycle_pj: added for each cycle of a way.
     """
     best, is_fast_enough = np.full(max_nodes + 1, inf), sharing.cycles <= cycles
-    np.minimum.at(best, sharing.nodes[is_fast_enough], sharing.energy[is_fast_enough])
+    energy = sharing.energy + cycle_pj * sharing.cycles
+    np.minimum.at(best, sharing.nodes[is_fast_enough], energy[is_fast_enough])
     return np.minimum.accumulate(best)
 
 
@@ -163,7 +168,7 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
     total_pj = _node_pj(e, arch, ranks, tiles)
     shares_moves = all(f.multicast) and all(f.reduce)
     # pJ of all words if each moves once; and for each tensor, pJ per word and move
-    once_pj, again_pj = np.zeros(len(tiles)), list[Floats]()
+    once_pj, again_pj, result_pj = np.zeros(len(tiles)), list[Floats](), np.zeros(len(tiles))
     for p, (words, _, is_output) in zip(e.tensors(), bounds.needs(e, arch.word_bits).operands, strict=True):
         has_rank, sharers, groups = sharing_of(p)
         is_resident = context.forwards if is_output else p.tensor in context.pinned
@@ -198,9 +203,14 @@ def sharing_bounds(e: Einsum, arch: Arch, context: StageContext) -> SharingBound
                 link_pj * (sharers - 1 + near_links_each * leaves)
                 + outer.write_pj / outer.width_bits * leaves
             )
-            once_pj += moved_bits * bit_pj
+            result_pj = moved_bits * bit_pj
+            once_pj += result_pj
         again_pj.append(np.zeros(len(tiles)) if is_resident else bits[p.tensor] * bit_pj / sharers)
-    total_pj += np.maximum(once_pj, _refill_pj(e, arch, ranks, tiles, again_pj))
+    free_bits = float(level.capacity_bits or inf) + sum(min_bits.values()) - buffer_bits
+    words, sharers = bounds.needs(e, arch.word_bits).operands[-1][0], sharing_of(e.output)[1]
+    sums = np.asarray(words * sharers, np.float64)
+    returning_pj = result_pj + _returning_pj(e, arch, ranks, tiles, again_pj, free_bits, sums)
+    total_pj += np.maximum(np.maximum(once_pj, returning_pj), _refill_pj(e, arch, ranks, tiles, again_pj))
     if len(bits) == len(e.tensors()) and not level.bypass and not outer.bypass:
         energy = np.maximum(energy, total_pj)
     is_feasible = (buffer_bits <= (level.capacity_bits or inf)) & has_rectangle
@@ -232,20 +242,7 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints, pj: Seq
         or any(p.format != "dense" for p in e.tensors())
     ):
         return np.zeros(len(tiles))
-    tile_of, (first, second) = dict(zip(ranks, tiles.T, strict=True)), e.inputs
-    extents = [
-        prod(
-            (tile_of.get(rank, n) for rank, n in e.extents if kind_of.get(rank) == kind),
-            start=np.ones(len(tiles)),
-        )
-        for kind in (N, K, C)
-    ]
-    image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
-    window_reuse = prod(w.p * w.r / w.words for w in r.windows)
-    price = {
-        MISSED[at]: pj[e.tensors().index(p)] / (window_reuse if at == IMAGE else 1)
-        for at, p in enumerate((*image, e.output))
-    }
+    extents, price, window_reuse = _by_kind(e, ranks, tiles, pj)
     buffer_words = arch.levels[1].capacity_bits // min(p.bits or arch.word_bits for p in e.tensors())
     best = np.full(len(tiles), inf)
     for outermost, a, b in ((N, K, C), (K, N, C), (C, N, K)):
@@ -261,6 +258,83 @@ def _refill_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints, pj: Seq
             best, price[outermost] / extents[outermost] + price[a] / x + price[b] * x / max_words
         )
     return e.points() * best
+
+
+def _by_kind(
+    e: Einsum, ranks: Sequence[str], tiles: Ints, pj: Sequence[Floats]
+) -> tuple[list[Floats], dict[int, Floats], float]:
+    """Returns by kind of rank (N, K, C) of a product: the extents [W] of a node; pJ [W] of moving one word of
+    the tensor that lacks them, per pair that it serves in a window. And how often windows use a word.
+    """
+    tile_of, (first, second) = dict(zip(ranks, tiles.T, strict=True)), e.inputs
+    kind_of, r = kinds(e) or {}, roles(e)
+    extents = [
+        prod(
+            (tile_of.get(rank, n) for rank, n in e.extents if kind_of.get(rank) == kind),
+            start=np.ones(len(tiles)),
+        )
+        for kind in (N, K, C)
+    ]
+    image = [second, first] if any(len(d.terms) > 1 for d in second.dims) else [first, second]
+    window_reuse = prod(w.p * w.r / w.words for w in r.windows) if r else 1.0
+    price = {
+        MISSED[at]: pj[e.tensors().index(p)] / (window_reuse if at == IMAGE else 1)
+        for at, p in enumerate((*image, e.output))
+    }
+    return extents, price, window_reuse
+
+
+def _returning_pj(
+    e: Einsum,
+    arch: Arch,
+    ranks: Sequence[str],
+    tiles: Ints,
+    pj: Sequence[Floats],
+    free_bits: Floats,
+    sums: Floats,
+) -> Floats:
+    """Returns lower bounds [W] on the energy of inputs that enter the buffers of nodes, and of partial sums
+    that return from there to PEs.
+
+    pj: as of `_refill_pj`. free_bits: [W] of a buffer, beside what stays there and one word of all else.
+    sums: [W] result words of all nodes; each goes to PEs once without a read.
+
+    Of the two inputs let the outer one's storage node at the buffer hold x words along the ranks that the
+    other one lacks, and y along summed ranks: a word of the other one serves x products at most. A PE adds up
+    within that tile, so y products at most before its sum leaves, to return for the next ones. With prices a
+    and b of the other input and of a returning sum the bound is the minimum of a / x + b / y over all x * y
+    that fit. Where the outer one is pinned y words of the other one stand beside it, so the bound with the
+    other one outermost holds.
+    """
+    kind_of, r, level = kinds(e), roles(e), arch.levels[1]
+    if (
+        not kind_of
+        or not r
+        or len(arch.levels) != 3
+        or level.bypass
+        or level.capacity_bits is None
+        or bounds.needs(e, arch.word_bits).share < 1
+        or any(p.format != "dense" for p in e.tensors())
+    ):
+        return np.zeros(len(tiles))
+    extents, price, window_reuse = _by_kind(e, ranks, tiles, pj)
+    bits = bits_of(e, arch)
+    sum_pj = bits[e.output.tensor] * (
+        level.read_pj / level.width_bits + sum(f.endpoint_pj for f in arch.fanouts if f.outside == 2)
+    )
+    words, best = np.maximum(free_bits / min(bits.values()), 1.0), np.full(len(tiles), inf)
+    for outer, inner in ((N, K), (K, N)):
+        # the outer input lacks `outer`; its tile: ranks that the other one lacks, and summed ones
+        max_words = np.minimum(
+            words * (window_reuse if outer == MISSED[IMAGE] else 1), extents[inner] * extents[C]
+        )
+        x = np.clip(
+            np.sqrt(max_words * price[inner] / max(sum_pj, ROUNDING_ERROR)),
+            np.maximum(max_words / extents[C], 1),
+            extents[inner],
+        )
+        best = np.minimum(best, price[outer] / extents[outer] + price[inner] / x + sum_pj * x / max_words)
+    return e.points() * best - sum_pj * sums
 
 
 def _node_pj(e: Einsum, arch: Arch, ranks: Sequence[str], tiles: Ints) -> Floats:
@@ -300,6 +374,51 @@ def minimum_energy(stages: Sequence[Floats]) -> float:
         pairs = np.where(spare >= 0, best[np.maximum(spare, 0)] + stage_energy[None, :], inf)
         best = pairs.min(axis=1)
     return float(best[-1])
+
+
+def minimum_filled_cycles(work: Sequence[float], tile_count: int) -> float:
+    """Returns a lower bound on the cycles of a pipeline, ramp-up included: those of all stages for one tile,
+    and those of the slowest stage for each other one.
+
+    work: cycles w_j of each stage for one tile on all N nodes; on n_j nodes they are w_j N / n_j. With sum of
+        n_j <= N their sum is at least (sum of w_j^(1/2))^2, and the largest at least the sum of w_j.
+    """
+    return sum(map(sqrt, work)) ** 2 + (tile_count - 1) * sum(work)
+
+
+def minimum_filled_energy(
+    stages: Sequence[SharingBounds],
+    max_nodes: int,
+    tile_count: int,
+    min_cycles: float,
+    min_slowest: float,
+    leak_pj: float,
+) -> float:
+    """Returns a lower bound on the energy of a pipeline of stages on different nodes, with leakage (`leak_pj`
+    per cycle of the pipeline).
+
+    min_cycles: lower bound L of the pipeline's cycles. min_slowest: of the slowest stage's for one tile.
+
+    The pipeline takes at least L cycles, and sum c_j + (tiles - 1) m for stages of c_j cycles, of which m is
+    the largest. For each of several ranges of m the energy is at least, for any share s between 0 and 1,
+
+        min of sum E_j + leakage (s (sum c_j + (tiles - 1) least m) + (1 - s) max(L, tiles least m))
+    """
+    energy = inf
+    # limits of the ranges of m
+    scale = max(min_cycles, ROUNDING_ERROR) / tile_count
+    steps = np.geomspace(max(min_slowest, TINY * scale), STEP_FACTOR**BOUND_STEPS * scale, BOUND_STEPS + 1)
+    for least, most in pairwise([min_slowest, *steps[1:].tolist(), inf]):
+        of_range = 0.0
+        for share in FILLED_SHARES:
+            parts = [
+                by_nodes(one, max_nodes, most * (1 + ROUNDING_ERROR), share * leak_pj / tile_count)
+                for one in stages
+            ]
+            cycles = share * (tile_count - 1) * least + (1 - share) * max(min_cycles, tile_count * least)
+            of_range = max(of_range, tile_count * minimum_energy(parts) + leak_pj * cycles)
+        energy = min(energy, of_range)
+    return energy
 
 
 def time_of(lower_bounds: Sequence[LowerBound], arch: Arch) -> float:
