@@ -20,7 +20,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import groupby
 from math import gcd, prod
 from pathlib import Path
@@ -401,17 +400,19 @@ def role(e: Einsum, tensor: str) -> str:
     return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
 
 
-@lru_cache(maxsize=1 << 12)
+def gates_zeros(e: Einsum, gates: tuple[str, ...]) -> bool:
+    """True if an operand of a role that compute gates (`Compute.gates`) has zeros."""
+    return bool(gates) and any(p.density != 1 and role(e, p.tensor) in gates for p in e.inputs)
+
+
 def ungated(e: Einsum, gates: tuple[str, ...], for_output: bool = False) -> Einsum:
     """Returns the einsum as memories outside of arrays serve it. A PE that gates a zero stays in step with
     those that do not, so operands whose zeros are gated have none there. gates: roles (`Compute.gates`).
     for_output: as they serve the result; products add to a compressed one where it has entries.
     """
-    inputs = tuple(
-        replace(p, density=1.0) if p.density != 1 and role(e, p.tensor) in gates else p for p in e.inputs
-    )
-    if inputs == e.inputs:
+    if not gates_zeros(e, gates):
         return e
+    inputs = tuple(replace(p, density=1.0) if role(e, p.tensor) in gates else p for p in e.inputs)
     entries = for_output and e.output.format != "dense"
     share = min(e.output.density, prod(p.density for p in inputs)) if entries else 0.0
     return replace(e, inputs=inputs, share=share)
@@ -421,7 +422,7 @@ def in_lockstep(e: Einsum, compute: Compute) -> bool:
     """True if PEs step through the groups of an operand in N:M together (`in_groups`): not where zeros of an
     operand are gated, at which PEs wait for each other.
     """
-    return compute.lockstep and ungated(e, compute.gates) is e
+    return compute.lockstep and not gates_zeros(e, compute.gates)
 
 
 def may_keep(e: Einsum, level: Level) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from dse.mapping.nest import bits_at, role, ungated
+from dse.mapping.nest import bits_at, gates_zeros, role, ungated
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
 from dse.sim.counts.terms import nonzero_share
 from hw.arch import Arch, Fanout, Level
@@ -47,8 +47,8 @@ def gating(e: Einsum, gates: tuple[str, ...]) -> float:
     """Returns the operations that take cycles, per operation that computes. gates: roles of the operands of
     which zeros are gated.
     """
-    stepped = ungated(e, gates)
-    return 1.0 if stepped is e else prod(p.density for p in stepped.inputs) / nonzero_share(e)
+    stepped = prod(p.density for p in ungated(e, gates).inputs)
+    return stepped / nonzero_share(e) if gates_zeros(e, gates) else 1.0
 
 
 def passes_array(e: Einsum, arch: Arch) -> bool:

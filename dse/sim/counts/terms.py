@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapping.constraints import stationary
-from dse.mapping.nest import Loop, Mapping, Store, stored_at, ungated
+from dse.mapping.nest import Loop, Mapping, Store, gates_zeros, stored_at, ungated
 from dse.sim.counts.spans import (
     ALL,
     ALL_PES,
@@ -481,7 +481,8 @@ class Formulas:
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
     gathered: Gathered | None = field(init=False)
     sparse: Sparse | None = field(init=False)  # what zeros add to the accesses of compute
-    outside: Einsum = field(init=False)  # as memories outside of arrays serve it (`ungated`)
+    # as memories outside of arrays serve its inputs, and its result (`ungated`)
+    outside: tuple[Einsum, Einsum] = field(init=False)
     lockstep: bool = field(init=False)  # PEs step through an operand in N:M together
 
     def __post_init__(self) -> None:
@@ -493,8 +494,8 @@ class Formulas:
         self.all_trips = (ALL,) * len(self.loops)
         self.gathered = gathered(self.e) if self.wires.gathers else None
         wires, summed = self.wires, [link for link in self.links if link.is_output and not link.child]
-        self.outside, self.sparse = ungated(self.e, wires.gates), None
-        self.lockstep = wires.lockstep and self.outside is self.e
+        self.outside, self.sparse = (ungated(self.e, wires.gates), ungated(self.e, wires.gates, True)), None
+        self.lockstep = wires.lockstep and not gates_zeros(self.e, wires.gates)
         for link in summed:
             stored, e = self.stored(link, End.PARENT), self.whole_einsum or self.e
             served = e if link.parent.level in wires.of_pes else ungated(e, wires.gates, True)
@@ -512,9 +513,7 @@ class Formulas:
         """Returns the einsum as compute asks the parent of a link for it: memories of a PE are not accessed
         at gated zeros, those outside of arrays are.
         """
-        if link.parent.level in self.wires.of_pes:
-            return self.e
-        return ungated(self.e, self.wires.gates, True) if link.is_output else self.outside
+        return self.e if link.parent.level in self.wires.of_pes else self.outside[link.is_output]
 
     def unshared(self, link: Link) -> frozenset[str]:
         """Returns the ranks along which PEs share no word of a link."""

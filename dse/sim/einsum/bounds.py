@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapping.constraints import computes
-from dse.mapping.nest import role, stored_at, ungated
+from dse.mapping.nest import gates_zeros, role, stored_at, ungated
 from dse.sim.counts.actions import first_word_cycles, gating, op_cycles, op_pj
 from dse.sim.counts.terms import direct_elems, gathered, nonzero_share, unshared
 from hw.arch import Arch, Stored
@@ -151,7 +151,7 @@ def needs(
     """
     tensors, sizes = e.tensors(), e.sizes()
     outside = ungated(e, gates)
-    lockstep = lockstep and outside is e
+    lockstep = lockstep and not gates_zeros(e, gates)
     unshared_ranks = [unshared(p, outside, lockstep) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= MAX_JOINT else ()
     common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
