@@ -1159,6 +1159,17 @@ class Arch:
         """True if layouts cost at any level."""
         return bool(self.layout_levels())
 
+    def levels_of_pes(self) -> frozenset[str]:
+        """Names of the levels of which each MAC unit has its own instance: they stand inside all arrays, and
+        are shared along none of their dimensions.
+        """
+        outside = max((f.outside for f in self.fanouts), default=0)
+        return frozenset(
+            level.name
+            for level in self.levels[outside:]
+            if not any(f.shared_along(level.name) for f in self.fanouts)
+        )
+
     def level_index(self) -> dict[str, int]:
         """Returns the number of each level by its name; 0 is the outermost."""
         return {level.name: v for v, level in enumerate(self.levels)}

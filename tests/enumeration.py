@@ -29,7 +29,7 @@ from dse.sim.counts.actions import fill_cycles, op_cycles, op_pj
 from dse.sim.einsum.evaluate import Problem
 from hw.arch import Arch, Fanout
 from tests.nests import alike_ranks, stored_bits
-from tests.oracle import Walk, alone, gate, kept, width
+from tests.oracle import Walk, alone, gate, kept, part, width
 from workloads.einsum import Dim, Einsum, Projection
 
 # nodes of an outer level above all nodes of an inner one; or only those of the same tensor
@@ -373,6 +373,22 @@ def nonzero(e: Einsum) -> float:
     return prod(p.density for p in e.inputs)
 
 
+def with_zeros(e: Einsum, arch: Arch, v: int) -> list[Projection]:
+    """Operands at whose zeros level v is not accessed: of zeros that are gated only a memory with one lane
+    inside hears, not one outside of an array or that lanes share.
+    """
+    serves_one = all(f.outside <= v for f in arch.fanouts) and not alone(arch, arch.levels[v].name)
+    waits = () if serves_one else arch.compute.gates
+    return [p for p in e.inputs if p.density < 1 and part(p.tensor, e) not in waits]
+
+
+def accessed(e: Einsum, zeros: list[Projection], p: Projection) -> float:
+    """Share of the iterations that access tensor p, uncompressed or a result, where these have zeros."""
+    share = prod(q.density for q in zeros)
+    gated = len(zeros) < sum(q.density < 1 for q in e.inputs)
+    return min(share, p.density) if gated and p is e.output and p.format != "dense" else share
+
+
 def overlap(e: Einsum) -> float:
     """How many iterations of its own ranks an element of the output has in the mean: more than one where
     windows overlap.
@@ -481,6 +497,8 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         skip: bool,
         lanes: dict[tuple[str, int], int],
         again: frozenset[str] = frozenset(),
+        *,
+        holey: list[Projection],
     ) -> list[tuple[float, list[int]]]:
         """Scaled products; first_of [2, above]: whether of a loop in space of a rank that p sees, or does not
         see, one lane counts ([3, above]: and of ranks whose lanes are at other nonzeros, else as those that p
@@ -489,7 +507,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         """
         seen = p.ranks()
         # lanes at other nonzeros
-        apart = set() if clip else {rank for q in e.inputs if q.density < 1 for rank in q.ranks()}
+        apart = set() if clip else {rank for q in holey for rank in q.ranks()}
 
         def firsts(rank: str) -> tuple[int, ...]:
             own = first_of[0] if rank in seen else first_of[1]
@@ -543,7 +561,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
             along = prod(e.sizes()[rank] for rank in p.dims[-1].ranks())
             return [
                 (
-                    nonzero(e) * (1 + p.index_bits / value if p.format != "dense" else 1)
+                    accessed(e, holey, p) * (1 + p.index_bits / value if p.format != "dense" else 1)
                     if p is e.output or p.format == "dense"
                     else each + pointer / along,
                     whole + outer,
@@ -568,6 +586,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
         output, shared = p is e.output, reduce if p is e.output else multicast
         nodes = [(i, v) for i, (v, number) in enumerate(skeleton) if v >= 0 and number == x]
         for (i, v), child in zip(nodes, [*nodes[1:], None], strict=True):
+            holey = with_zeros(e, arch, v)
             above = s.at[child[0]] if child else len(s.kinds)
             # loops in space of which lanes have instances of both ends, of the inner end alone, of none
             outer_own = apart(v, s.at[i])[:above]
@@ -610,10 +629,10 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         [(busiest and mine) or one for mine, one in zip(inner_own, merged, strict=True)],
                     ]
                     sign = -1.0 if skip else 1.0
-                    if output and not child and nonzero(e) < 1:
-                        places = frozenset(rank for q in e.inputs if q.density < 1 for rank in q.ranks())
+                    if output and not child and (share := accessed(e, holey, p)) < 1:
+                        places = frozenset(rank for q in holey for rank in q.ranks())
                         first, each_lane, zeros = products(
-                            nonzero(e),
+                            share,
                             prod(n for rank, n in e.extents if rank in places - p.ranks()),
                             overlap(e),
                             1.0 if p.format == "dense" else p.density,
@@ -627,8 +646,10 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                             first, each_lane = first * entry, each_lane * entry
                             zeros = zeros * entry + p.pointer_bits / value / row / held
                         of = once if skip else serve
-                        ((_, met),) = terms(p, above, False, of, True, above_parent, places)
-                        ((_, begun),) = terms(p, above, False, [*once, added], True, above_parent)
+                        ((_, met),) = terms(p, above, False, of, True, above_parent, places, holey=holey)
+                        ((_, begun),) = terms(
+                            p, above, False, [*once, added], True, above_parent, holey=holey
+                        )
                         draft.add(
                             met,
                             column(v, "read", p.tensor, instance, -first)
@@ -642,7 +663,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                     # of a compressed result pointers come with tiles that are written, not with sums that
                     # return: the second term
                     for i, (scale, own) in enumerate(
-                        terms(p, above, child is not None, of, skip, above_parent)
+                        terms(p, above, child is not None, of, skip, above_parent, holey=holey)
                     ):
                         for action in (
                             ("read", "write")[i if output else 0 :]
@@ -651,7 +672,9 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                         ):
                             draft.add(own, column(v, action, p.tensor, instance, sign * scale))
                     if child:
-                        for i, (scale, own) in enumerate(terms(p, above, True, own_tiles, skip, above_child)):
+                        for i, (scale, own) in enumerate(
+                            terms(p, above, True, own_tiles, skip, above_child, holey=[])
+                        ):
                             for action in (
                                 ("fill", "drain")[i:]
                                 if output and not skip
@@ -664,7 +687,7 @@ def _counts(space: Space, skeleton: Skeleton, s: Shape) -> Draft:
                 pj[0] = arch.compute.merge_pj * (1 if p.format == "dense" else p.density)
                 others = [one or between for one, between in zip(merged, crossed, strict=True)]
                 for sign, unseen in ((1.0, merged), (-1.0, others)):
-                    _, own = terms(p, above, True, [[False] * above, unseen], False, {})[0]
+                    _, own = terms(p, above, True, [[False] * above, unseen], False, {}, holey=[])[0]
                     draft.add(own, sign * pj)
     first = tuple(0 if kind else EVERY for kind in s.kinds)
     steps = [

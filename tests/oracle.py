@@ -118,6 +118,7 @@ class Walk:
     lanes: list = field(default_factory=list)  # (position, loop, lane)
     folds: dict = field(default_factory=dict)  # of systolic arrays
     reached: int = 0  # elements of the tile that arrives, and of padding around it
+    holey: list = field(default_factory=list)  # operands with zeros, as the level that compute asks sees them
 
     def share(
         self, tensor: Projection, parent: tuple[int, str], level: str = "", apart: frozenset = frozenset()
@@ -394,12 +395,14 @@ class Walk:
         return new
 
     def compute(self, env: dict) -> None:
-        share = 1.0  # of the iterations that find all inputs nonzero: only they compute and access
-        for tensor in self.e.inputs:
-            share *= tensor.density
-        self.add(len(self.mapping.nodes), "MAC", "-", "compute", share)
+        # of the iterations that find all inputs nonzero: only they compute
+        self.add(len(self.mapping.nodes), "MAC", "-", "compute", prod(p.density for p in self.e.inputs))
         for tensor in self.e.tensors():
             at, level = self.holders[tensor.tensor][-1]
+            self.holey = self.seen_as_zeros(level)
+            share = prod(p.density for p in self.holey)  # of the iterations that access this level
+            if tensor is self.e.output and tensor.format != "dense" and len(self.holey) < len(self.zeros()):
+                share = min(share, tensor.density)  # sums of gated zeros, too, have entries to go to
             (element,) = self.box(tensor, env, clip=False)
             output = tensor.tensor == self.e.output.tensor
             skip = (
@@ -507,24 +510,33 @@ class Walk:
         written = share * entry + met * (filled + pointer) / places
         self.add(at, level, tensor.tensor, "write", float(written))
 
-    def apart(self) -> frozenset:
-        """Ranks whose lanes hold other parts of an operand with zeros: each lane steps from nonzero to
-        nonzero, and asks for other operands at its own.
+    def zeros(self) -> list:
+        """Operands with zeros."""
+        return [other for other in self.e.inputs if other.density < 1]
+
+    def seen_as_zeros(self, level: str) -> list:
+        """Operands at whose zeros a level is not accessed. A lane that gates a zero sits it out: it leaves
+        memories of its own alone, but those that serve other lanes too send what all are to have.
         """
-        return frozenset(
-            rank
-            for other in self.e.inputs
-            if other.density < 1
-            for dim in other.dims
-            for rank, _ in dim.terms
-        )
+        at = [one.name for one in self.arch.levels].index(level)
+        own = all(f.outside <= at for f in self.arch.fanouts) and not alone(self.arch, level)
+        waits = () if own else self.arch.compute.gates
+        return [other for other in self.zeros() if part(other.tensor, self.e) not in waits]
+
+    def apart(self) -> frozenset:
+        """Ranks whose lanes hold other parts of an operand with zeros that the level sees: each lane steps
+        from nonzero to nonzero, and asks for other operands at its own.
+        """
+        return frozenset(rank for other in self.holey for dim in other.dims for rank, _ in dim.terms)
 
     def stepped(self, tensor: Projection) -> Projection | None:
         """The operand of which all lanes are at the same group of neighbours at a time, as a tensor sees it:
         no other has zeros, and groups are whole. Sums of lanes at different places of a group meet in one
         element unless its rank is the result's.
         """
-        holey = [other for other in self.e.inputs if other.density < 1]
+        holey = self.zeros()
+        if any(part(other.tensor, self.e) in self.arch.compute.gates for other in holey):
+            return None
         if not self.arch.compute.lockstep or len(holey) != 1 or ":" not in holey[0].format:
             return None
         if self.e.output.format != "dense":

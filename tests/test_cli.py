@@ -667,6 +667,34 @@ def test_more_accesses_than_ports_are_noted() -> None:
     )
 
 
+def test_a_memory_that_starves_its_array_is_noticed() -> None:
+    """A word of 32 per access, for 16 PEs a row; a slow memory that feeds a quarter of a row is meant."""
+
+    def said(**given: object) -> list[str]:
+        spec = override(load("edge_array"), {f"gbuf.{key}": value for key, value in given.items()})
+        return [
+            line for line in plausible.machine_lines(spec, build(spec)) if "MAC units, 16 in a row" in line
+        ]
+
+    assert not said(actions_per_cycle=0.125)
+    [line] = said(actions_per_cycle=0.1)
+    assert line.startswith(
+        "warning: gbuf.actions_per_cycle is 0.1 accesses per clock of 1 bank: 3.2 words for 256"
+    )
+    [line] = said(bandwidth="1.6 GB/s")
+    assert line.startswith("warning: gbuf.bandwidth is 0.1 accesses")
+
+
+def test_groups_are_said_with_their_rank(home: Path) -> None:
+    (home / "two.yaml").write_text(
+        "extents: {m: 8, k: 8, n: 8}\nweights: [W]\n"
+        'einsums:\n- {text: "Y[m,n] += X[m,k] * W[k,n]", format: {W: "2:4"}}'
+    )
+    line = "W has 2 nonzeros in each 4 neighbours along n, its last dimension"
+    assert f"note: {line}" in check.file(str(home / "two.yaml"))[0]
+    assert line in " ".join(good("map", "two.yaml", "edge_array", folder=home).split())
+
+
 def test_an_sram_slower_than_the_clock_is_named_with_what_helps(home: Path) -> None:
     """At the clock and with the banks that the line tells, an access takes one cycle."""
     edge = (Path(__file__).parents[1] / "hw/machines/edge_array.yaml").read_text()

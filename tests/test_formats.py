@@ -19,6 +19,7 @@ from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, format_faults, parse
 from dse.sim.counts.counts import count
 from dse.sim.einsum import bound_kernels, bounds
+from dse.sim.einsum.cost import price
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_bound
 from dse.study import study
 from hw import machine, space
@@ -173,7 +174,59 @@ def test_gated_zeros_take_cycles_and_no_energy() -> None:
         ("weight",): 1024 * 0.4,
         ("input", "weight"): 1024,
     }
-    assert len({cost.energy_pj for cost in found.values()}) == 1
+    reads = {
+        gates: {row.tensor: row.elems for row in cost.counts if row.action == "read"}
+        for gates, cost in found.items()
+    }
+    # DRAM stands outside of the array: PEs that gate A's zeros stay in step and share B, 10 bits a nonzero
+    assert reads[()] == pytest.approx({"A": 819.2, "B": 4096 * 0.5 * 10 / 8, "C": reads[()]["C"]})
+    assert reads["input",] == pytest.approx({"A": 2048, "B": 1024 * 0.5 * 10 / 8, "C": 2048 - 256})
+    assert reads["input", "weight"] == pytest.approx({"A": 4096, "B": 640, "C": 4096 - 256})
+    assert {row.elems for cost in found.values() for row in cost.counts if row.action == "compute"} == {819.2}
+
+
+def test_memories_of_a_pe_are_not_read_at_gated_zeros() -> None:
+    """A of density 0.25 in registers of the PEs, and in the buffer outside, which sends every word;
+    C drains from both.
+    """
+    e = einsum("C[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 8}, density={"A": 0.25})
+    names = ("DRAM", "BUF", "REG")
+    levels = tuple(Level(name, None, 8, 1.0, 1.0, bypass=name != "DRAM") for name in names)
+    array = Fanout("PE", 2, (("X", 4),), (True,), (True,))
+    arch = Arch("gated", levels, (array,), Compute(1.0, 1.0, gates=("input",)), 1.0, 8, overlap="free")
+    outside, inside = "store DRAM A B C\nstore BUF A B C\n", "for m tile 1\nfor k tile 1\nmac"
+    for level, text, reads, pes in (
+        ("REG", "parfor n tile 1 over X\nstore REG A B C\n", {"A": 32, "B": 32, "C": 32 - 16 + 16}, 4),
+        ("BUF", "parfor n tile 1 over X\n", {"A": 32, "B": 128, "C": 128 - 16 + 16}, 1),
+    ):
+        nest = parse(outside + text + inside)
+        rows = [row for row in count(nest, e, arch) if row.action == "read" and row.level == level]
+        assert {row.tensor: row.elems for row in rows} == reads
+        assert {row.tensor: row.busiest_elems * pes for row in rows} == reads
+        assert unlike("gated", e, arch, nest) == ""
+
+
+@settings(max_examples=amount(400, 40), deadline=None)
+@given(st.integers(0, 2**32))
+def test_gated_zeros_never_cost_more_than_values(seed: int) -> None:
+    rng = Random(f"gated/{seed}")
+    arch, plain = random_arch(rng), random_einsum(rng, ("gemm", "conv1d", "bmm", "spmv"))
+    arch = replace(arch, compute=replace(arch.compute, gates=rng.choice([("input",), ("input", "weight")])))
+    dense, holey = (
+        plain.map_projections(
+            lambda p, n=n: replace(
+                p, format="dense", density=n if p is not plain.output else 1.0, index_bits=0, pointer_bits=0
+            )
+        )
+        for n in (1.0, rng.choice([0.1, 0.3, 0.7]))
+    )
+    if len(arch.compute.gates) == 1:
+        holey = replace(holey, inputs=(holey.inputs[0], *dense.inputs[1:]))
+    mapping = random_mapping(rng, dense, arch)
+    assert unlike(f"seed {seed}", holey, arch, mapping) == ""
+    full, gated = (price(count(mapping, e, arch), e, arch) for e in (dense, holey))
+    assert gated.energy_pj <= full.energy_pj * (1 + 1e-12)
+    assert gated.latency_cycles <= full.latency_cycles * (1 + 1e-12)
 
 
 def test_bounds_of_many_machines_that_gate_are_those_of_each() -> None:
@@ -225,7 +278,7 @@ def test_counts_in_formats_of_single_memories_are_those_of_a_walk(seed: int) -> 
         e = in_a_format(rng, random_einsum(rng, ("spmm", "spmv", "gemm", "conv1d", "bmm")))
     plain = random_arch(rng)
     arch = packed(plain, e, rng) if rng.random() < 0.8 else plain
-    if any(format_faults(e, arch)):
+    if any(format_faults(e, arch.levels)):
         return
     mapping = random_mapping(rng, e, arch)
     assert unlike(f"seed {seed}", e, arch, mapping) == ""
@@ -337,12 +390,12 @@ def test_tensors_that_a_format_says_nothing_of_are_refused_in_one_line() -> None
         e = einsum(SPMM, sizes, **{"density": {"A": 0.25}, **more})
         arch, _ = packed_file(f", formats: {form}")
         assert arch
-        lines = list(format_faults(e, arch))
+        lines = list(format_faults(e, arch.levels))
         assert [line in one and "\n" not in one for one in lines] == [True] * bool(line), lines
     padded = einsum("O[p] += I[p+r-1] * F[r]", {"p": 4, "r": 3}, sizes={"I": (4,)}, density={"I": 0.5})
     arch, _ = packed_file(", formats: {input: csr}")
     assert arch
-    assert "I cannot be csr; its rows are padded" in next(format_faults(padded, arch), "")
+    assert "I cannot be csr; its rows are padded" in next(format_faults(padded, arch.levels), "")
 
 
 def test_csr_tensors_with_padded_rows_are_refused() -> None:
@@ -414,6 +467,30 @@ def test_studies_refuse_formats_when_they_are_read(tmp_path: Path) -> None:
                 study.load(path)
         else:
             assert study.load(path).workloads
+
+
+def test_studies_refuse_impossible_formats_when_they_are_read(tmp_path: Path) -> None:
+    """Groups that the places of zeros do not have, and indices of too few bits."""
+    (tmp_path / "sparse.yaml").write_text(WORKLOAD)
+    path, document = tmp_path / "study.yaml", {"workloads": ["sparse.yaml"], "machine": "packed.yaml"}
+    document |= {"space": {"gbuf.read_pj": [2, 3]}, "objectives": ["energy_pj", "latency_ns"]}
+    path.write_text(yaml.safe_dump(document))
+    for formats, line in (
+        ('{input: "2:8"}', "gbuf.formats.input = 2:8: A is dense, and not 2:8 of its neighbours are nonzero"),
+        (
+            "{input: {format: coo, index_bits: 2}}",
+            "gbuf.formats.input = coo: index_bits = 2 is too few for A",
+        ),
+        ("{weight: csr}", ""),
+    ):
+        (tmp_path / "packed.yaml").write_text(PACKED % (f", formats: {formats}", ""))
+        if not line:
+            assert study.load(path).workloads
+            continue
+        with pytest.raises(study.StudyError) as fault:
+            study.load(path)
+        assert line in str(fault.value)
+        assert "\n" not in str(fault.value)
 
 
 def test_machines_are_told_apart_by_formats_and_bounds_are_those_of_each() -> None:

@@ -34,6 +34,7 @@ from tests.enumeration import size
 from tests.nests import random_arch, random_mapping
 from tests.oracle import walk
 from tests.prove.mappers import compared, confirmed, priced_all
+from tests.test_counts import unlike
 from workloads.einsum import Einsum, einsum
 from workloads.text import workload as workload_of
 
@@ -202,6 +203,26 @@ def test_pes_get_whole_slots() -> None:
         (found,) = optimal_of(Problem(arch, row, objective))
         assert found.proven
         assert in_whole_slots(found.mapping, row)
+
+
+def test_pes_do_not_step_through_groups_where_zeros_are_gated() -> None:
+    """Zeros of the operand in N:M take their cycles, or those of the other one let PEs wait: no whole slots,
+    and counts are those of the walk.
+    """
+    dims = (("X", 4), ("Y", 4))
+    levels = (Level("DRAM", None, 8, 20.0, 20.0, bypass=False), Level("GBUF", 1 << 13, 8, 2.0, 3.0))
+    array = Fanout("PE", 2, dims, (True, True), (True, True))
+    nest = parse(
+        "store DRAM A B C\nfor m tile 1\nfor n tile 1\nparfor k tile 4 over X\nparfor k tile 1 over Y"
+    )
+    for gates, density in (("input", 1.0), ("weight", 0.5)):
+        compute = Compute(1.0, 1.0, lockstep=True, gates=(gates,))
+        arch = Arch("steps", levels, (array,), compute, 1.0, 8, overlap="free")
+        e = einsum(GEMM, {"m": 2, "n": 2, "k": 16}, format={"A": "2:4"}, density={"B": density})
+        assert faults(nest, e, arch) == []
+        assert unlike("gated", e, arch, nest) == ""
+        (found,) = optimal_of(Problem(arch, e, "latency"))
+        assert found.latency_cycles == 4 * (1.0 if gates == "input" else 0.5)
 
 
 def optimal_of(problem: Problem) -> list[EinsumCost]:

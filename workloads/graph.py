@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.einsum import Einsum, Projection, WorkloadError, canonical_key, closest, nonzeros, refuse, show
+from workloads.meant import STRUCTURED
 from workloads.operators import BINARY, UNARY, names_in
 
 if TYPE_CHECKING:
@@ -432,6 +433,23 @@ def types_text(workload: Workload, word_bits: int | None = None) -> str:
 def packed_results(workload: Workload) -> list[Einsum]:
     """Returns the einsums whose result is stored compressed."""
     return [e for e in workload.einsums if e.output.format != "dense"]
+
+
+def groups_text(tensors: Iterable[Projection]) -> str:
+    """Returns along which rank the groups of tensors in N:M lie; "" where there is none.
+
+    >>> from workloads.einsum import einsum
+    >>> e = einsum("Y[m,n] += A[m,k] * B[k,n]", {"m": 4, "n": 4, "k": 8}, format={"B": "2:4"})
+    >>> groups_text(e.inputs)
+    'B has 2 nonzeros in each 4 neighbours along n, its last dimension'
+    """
+    texts = dict.fromkeys(
+        f"{p.tensor} has {groups[1]} nonzeros in each {groups[2]} neighbours along "
+        f"{' + '.join(p.dims[-1].ranks())}, its last dimension"
+        for p in tensors
+        if (groups := STRUCTURED.fullmatch(p.format))
+    )
+    return "; ".join(texts)
 
 
 def results_text(workload: Workload) -> str:

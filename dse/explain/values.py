@@ -17,7 +17,7 @@ from dse.mapping import schedule as schedules
 from dse.mapping.constraints import einsum_kind, rank_roles
 from dse.mapping.conversion import Conversion
 from dse.mapping.directives import directives_of, has_overlap, text
-from dse.mapping.nest import Loop, bits_at, role, to_data, to_text
+from dse.mapping.nest import Loop, bits_at, role, stored_at, to_data, to_text
 from dse.mapping.schedule import Schedule, mappings_by_einsum, sequential
 from dse.mapping.searched import UNDER, claim, space_words
 from dse.run import record
@@ -30,11 +30,12 @@ from dse.sim.schedule.placed import index_ranges
 from dse.solve.options import SolverOptions, without_widths
 from dse.solve.schedules.fusible_segments import fusing_schedules, widths_in_the_way
 from hw.arch import ALL_OTHERS, Arch, Rule
-from workloads.einsum import Einsum, show
+from workloads.einsum import Einsum, Projection, show
 from workloads.graph import (
     Workload,
     base_tensor,
     counts,
+    groups_text,
     names_text,
     results_label,
     results_text,
@@ -683,11 +684,18 @@ def notes(
         _wide_gap(arch, workload, solution),
         unfused_hint(arch, workload, solution),
         rows_text(workload),
+        groups_text(_stored(arch, workload)),
         long_rows(arch, workload),
         _unused_memories(arch, workload, solution),
         _narrowed_sums(arch, workload, solution),
     )
     return [*found, *filter(None, hints)]
+
+
+def _stored(arch: Arch, workload: Workload) -> Iterator[Projection]:
+    """Yields the tensors of a workload, in its formats and those of the machine's memories."""
+    formats = ((), *(level.formats for level in arch.levels if level.formats))
+    return (stored_at(own, p, e) for e in workload.einsums for p in e.tensors() for own in formats)
 
 
 def _rules(arch: Arch, workload: Workload, solution: Solution, asked: Sequence[Rule]) -> list[str]:

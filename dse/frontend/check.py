@@ -161,7 +161,7 @@ def _machine(text: str, sets: Sequence[str]) -> Machine:
 
 def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     from workloads import catalog
-    from workloads.graph import layer_table, results_label, results_text, rows_text, types_text
+    from workloads.graph import groups_text, layer_table, results_label, results_text, rows_text, types_text
 
     if sets:
         raise ValueError(f"{source}: --set {sets[0]} is for machines and studies; write {source}:KEY=VALUE")
@@ -174,7 +174,8 @@ def _workload(source: str, sets: Sequence[str]) -> tuple[str, list[Layer]]:
     )
     types = f"\ntypes: {text}" if (text := types_text(workload)) else ""
     types += f"\n{results_label(workload)}: {text}" if (text := results_text(workload)) else ""
-    types += f"\nnote: {text}" if (text := rows_text(workload)) else ""
+    tensors = (p for e in workload.einsums for p in e.tensors())
+    types += "".join(f"\nnote: {text}" for text in (rows_text(workload), groups_text(tensors)) if text)
     return line + types + _inputs(source, workload) + _warning(workload), layer_table(workload)
 
 

@@ -454,7 +454,8 @@ MAC_UNIT: Meanings = {
     "gates": (
         "",
         "roles of the operands (input, weight) whose zeros are gated: such an operation takes cycles and no "
-        "energy; zeros of others are skipped",
+        "energy, nor does it access memories of the PE; those outside of arrays send every word, which PEs "
+        "share as of a dense operand; zeros of others are skipped",
     ),
     "lockstep": (
         "",

@@ -41,6 +41,7 @@ FILE_BYTES, FILE_PORTS = 1024, 3
 # which its accesses may be single words of wide rows
 MAX_BANK, WIDE_BITS = 1 << 20, 64
 FAR_MAC = 3  # the same of a MAC unit without node_nm, for which the tables' range is that of all nodes
+STARVED = 0.25  # of an access per bank and clock, and of a word per PE of a row: a memory below both
 OPERAND = 0.75  # share of a MAC's energy that an operand costs at most in a register of kind custom
 CLOCKS_MHZ = 10, 10_000  # a clock outside of these is hardly meant
 # held against the tables
@@ -75,6 +76,7 @@ def _lines_of_one(spec: Machine, arch: Arch) -> list[str]:
         *_odd_widths(spec, arch),
         *_odd_links(spec, arch),
         *_odd_drams(spec, arch),
+        *_starved(spec, arch),
         *_unlike_tables(spec, arch),
     )
     numbers = {line.split(" = ")[0] for line in warnings}
@@ -332,6 +334,29 @@ def _above_ports(spec: Machine, arch: Arch) -> Iterator[str]:
                 f"{node.name}.{key} asks for {level.bandwidth:.3g} accesses per clock of {banks} (SRAM of "
                 f"the tables): each works {level.bandwidth / node.banks:.3g} times per clock, at no cost in "
                 f"area; {node.banks} is one each, or raise banks"
+            )
+
+
+def _starved(spec: Machine, arch: Arch) -> Iterator[str]:
+    """Yields a line per memory outside of an array that the file gives less than STARVED accesses per bank
+    and clock, and words per clock for less than STARVED of the PEs along a dimension of that array.
+    """
+    levels = arch.level_index()
+    for node in spec.nodes:
+        v = levels.get(node.name.upper(), 0)
+        if not isinstance(node, Memory) or not v:
+            continue
+        if node.bandwidth is None and node.actions_per_cycle is None:
+            continue
+        side = max((n for f in arch.fanouts if f.outside > v for _, n in f.dims), default=0)
+        rate = arch.levels[v].bandwidth
+        words = rate * node.width_bits / arch.word_bits
+        if rate < STARVED * node.banks and words < STARVED * side:
+            key = "actions_per_cycle" if node.bandwidth is None else "bandwidth"
+            yield (
+                f"{node.name}.{key} is {rate:.3g} accesses per clock of {counted(node.banks, 'bank')}: "
+                f"{words:.3g} words for {arch.instances(len(arch.levels))} MAC units, {side} in a row; "
+                "leave it out for one access per bank, or correct it if that is not meant"
             )
 
 

@@ -19,14 +19,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from math import gcd
+from math import gcd, prod
 from pathlib import Path
 from typing import Any
 
 from dse.mapping.conversion import COPY_NAME
-from hw.arch import Arch, Level, Stored
+from hw.arch import Arch, Compute, Level, Memory, Stored
 from workloads import document
 from workloads.einsum import (
     Einsum,
@@ -400,6 +400,31 @@ def role(e: Einsum, tensor: str) -> str:
     return "output" if tensor == e.output.tensor else "input" if tensor == e.inputs[0].tensor else "weight"
 
 
+def gates_zeros(e: Einsum, gates: tuple[str, ...]) -> bool:
+    """True if an operand of a role that compute gates (`Compute.gates`) has zeros."""
+    return bool(gates) and any(p.density != 1 and role(e, p.tensor) in gates for p in e.inputs)
+
+
+def ungated(e: Einsum, gates: tuple[str, ...], for_output: bool = False) -> Einsum:
+    """Returns the einsum as memories outside of arrays serve it. A PE that gates a zero stays in step with
+    those that do not, so operands whose zeros are gated have none there. gates: roles (`Compute.gates`).
+    for_output: as they serve the result; products add to a compressed one where it has entries.
+    """
+    if not gates_zeros(e, gates):
+        return e
+    inputs = tuple(replace(p, density=1.0) if role(e, p.tensor) in gates else p for p in e.inputs)
+    entries = for_output and e.output.format != "dense"
+    share = min(e.output.density, prod(p.density for p in inputs)) if entries else 0.0
+    return replace(e, inputs=inputs, share=share)
+
+
+def in_lockstep(e: Einsum, compute: Compute) -> bool:
+    """True if PEs step through the groups of an operand in N:M together (`in_groups`): not where zeros of an
+    operand are gated, at which PEs wait for each other.
+    """
+    return compute.lockstep and not gates_zeros(e, compute.gates)
+
+
 def may_keep(e: Einsum, level: Level) -> list[str]:
     """Returns the tensors that may be stored at a level, inputs first. If the level may not be bypassed, they
     must be stored there.
@@ -435,9 +460,9 @@ def packing_levels(e: Einsum, arch: Arch) -> list[str]:
     ]
 
 
-def format_faults(e: Einsum, arch: Arch) -> Iterator[str]:
+def format_faults(e: Einsum, levels: Iterable[Level | Memory]) -> Iterator[str]:
     """Yields why a tensor of an einsum cannot be stored in the format that a level gives its role."""
-    for level in arch.levels:
+    for level in levels:
         for one in level.formats:
             for p in e.tensors():
                 if role(e, p.tensor) != one.role or (held := stored_at(level.formats, p, e)) is p:
@@ -576,7 +601,7 @@ def compressed_width(e: Einsum, arch: Arch) -> str:
 def _width_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
     if line := compressed_width(e, arch):
         yield line
-    yield from format_faults(e, arch)
+    yield from format_faults(e, arch.levels)
     for one in mapping.shares if packing_levels(e, arch) else ():
         yield (
             f"share {one.level} {one.tensor}: parts that PEs pass round are counted in one format; leave it "
@@ -645,7 +670,7 @@ def _spatial_faults(mapping: Mapping, e: Einsum, arch: Arch) -> Iterator[str]:
         divisor[node.rank] = gcd(divisor.get(node.rank, 0), node.tile)
         if node.over not in outside:
             continue
-        least = whole_slots(e, node.rank) if has_trips and arch.compute.lockstep else 1
+        least = whole_slots(e, node.rank) if has_trips and in_lockstep(e, arch.compute) else 1
         own = in_groups(e) if divisor[node.rank] % least else None
         if own:
             yield (

@@ -38,6 +38,7 @@ from dse.mapping.nest import (
     compressed_width,
     faults,
     format_faults,
+    in_lockstep,
     packing_levels,
     parse,
 )
@@ -212,11 +213,14 @@ def check_rules(arch: Arch, workload: Workload, options: SolverOptions) -> None:
     """
     features = _features(arch, workload, options)
     of_widths = (compressed_width(e, arch) for e in workload.einsums if arch.with_widths())
-    of_formats = (line for e in workload.einsums if arch.with_formats() for line in format_faults(e, arch))
+    of_formats = (
+        line for e in workload.einsums if arch.with_formats() for line in format_faults(e, arch.levels)
+    )
     if line := next(filter(None, (*options.refusals(features), *of_widths, *of_formats)), ""):
         raise ValueError(line)
     for one in (one for one in (arch, *arch.units) if one.compute.lockstep):
-        stepped = [own.tensor for e in workload.einsums for p in e.tensors() if (own := in_step(p, e))]
+        in_steps = [e for e in workload.einsums if in_lockstep(e, one.compute)]
+        stepped = [own.tensor for e in in_steps for p in e.tensors() if (own := in_step(p, e))]
         having = {key for key, found in features.items() if found}
         if stepped and (line := options.lockstep_refused(one.compute.name.lower(), stepped[0], having)):
             raise ValueError(line)

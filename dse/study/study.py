@@ -15,7 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dse.mapping.constraints import computes
-from dse.mapping.nest import stored_at
+from dse.mapping.nest import format_faults, stored_at
 from dse.run import record
 from dse.run.record import Column
 from dse.solve.options import SolverOptions
@@ -171,10 +171,11 @@ def load(
         digests,
     )
     if space:
-        special["formats"] = _packing_memories(
-            space.template.nodes, [e for _, one in pairs if one for e in one.einsums]
-        )
-        for line in filter(None, solver.refusals(special)):
+        einsums = [e for _, one in pairs if one for e in one.einsums]
+        packing = _packing_memories(space.template.nodes, einsums)
+        special["formats"] = [one.name for one in packing]
+        wrong = dict.fromkeys(line for e in einsums for line in format_faults(e, packing))
+        for line in filter(None, (*solver.refusals(special), *wrong)):
             faults.add(line)
     names = (
         [ref.name for ref, _ in pairs]
@@ -249,10 +250,10 @@ def load(
     )
 
 
-def _packing_memories(nodes: Sequence[Node], einsums: Sequence[Einsum]) -> list[str]:
+def _packing_memories(nodes: Sequence[Node], einsums: Sequence[Einsum]) -> list[Memory]:
     """Returns the memories that store a tensor of the einsums otherwise than the workload says."""
     return [
-        one.name
+        one
         for one in nodes
         if isinstance(one, Memory)
         and any(stored_at(one.formats, p, e) != p for e in einsums for p in e.tensors())

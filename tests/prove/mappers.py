@@ -401,14 +401,19 @@ def with_latency(seed: int, most: int = SMALL) -> list[Told]:
 
 
 def formatted_of(seed: int, most: int = 3000) -> Problem:
-    """A small problem whose tensors have zeros, on a machine whose levels store them in other formats."""
+    """A small problem whose tensors have zeros, on a machine whose levels store them in other formats, or
+    which gates zeros of operands.
+    """
     rng = Random(f"formats of levels/{seed}")
     while True:
         base = problem_of(rng.randrange(10**6) * 8 + 7, most)  # of the group "sparse"
         e = compressed_result(rng, rng.choice([*RESULTS]), 4) if rng.random() < 0.5 else base.einsum
         e = in_other_formats(rng, e) if e.output.format != "dense" and rng.random() < 0.7 else e
         e = in_a_format(rng, e) if e.output.format == "dense" and e.inputs[0].dims else e
-        arch = packed(base.arch, e, rng) if rng.random() < 0.85 else base.arch
+        gates = rng.choice([(), (), ("input",), ("weight",), ("input", "weight")])
+        is_packed = rng.random() < (0.4 if gates else 0.85)
+        arch = packed(base.arch, e, rng) if is_packed else base.arch
+        arch = replace(arch, compute=replace(arch.compute, gates=gates))
         if seed % 3 == 2:
             levels = [
                 replace(one, double_buffer=v > 0 and rng.random() < 0.6) for v, one in enumerate(arch.levels)
@@ -421,7 +426,7 @@ def formatted_of(seed: int, most: int = 3000) -> Problem:
             levels=tuple(replace(one, capacity_bits=n) for one, n in zip(arch.levels, room, strict=True)),
         )
         is_small = mapspace_size(e, arch, "imperfect_spatial") <= most
-        if is_small and arch.levels[0].capacity_bits is None and not any(format_faults(e, arch)):
+        if is_small and arch.levels[0].capacity_bits is None and not any(format_faults(e, arch.levels)):
             return replace(base, einsum=e, arch=arch, objective=rng.choice(OBJECTIVES))
 
 

@@ -22,7 +22,17 @@ from numpy.typing import NDArray
 
 from dse.mapper.exact.spatial import divisors, primes
 from dse.mapping.constraints import minimal_mapping
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, bits_at, faults, may_keep, stored_at
+from dse.mapping.nest import (
+    Infeasible,
+    Loop,
+    Mapping,
+    Store,
+    bits_at,
+    faults,
+    in_lockstep,
+    may_keep,
+    stored_at,
+)
 from dse.sim.counts.counts import Counted, counted, footprints, tile_bits
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_fitting, objective_value
@@ -318,7 +328,8 @@ def _unroll_dim(
         partial = [(start, size, above)]
         for i, rank in enumerate(stationary.e.sizes()):
             if rank in ranks:
-                whole = whole_slots(stationary.e, rank) if stationary.arch.compute.lockstep else 1
+                lockstep = in_lockstep(stationary.e, stationary.arch.compute)
+                whole = whole_slots(stationary.e, rank) if lockstep else 1
                 cuts = [
                     (
                         (*tile[:i], n, *tile[i + 1 :]),
@@ -446,7 +457,7 @@ def _stack(
         rank
         for rank in extents
         if rank not in e.output.partial_ranks()
-        and not (arch.compute.lockstep and tile[rank] % whole_slots(e, rank))
+        and not (in_lockstep(e, arch.compute) and tile[rank] % whole_slots(e, rank))
     ]
     factors: dict[tuple[str, str], int] = {}
     grown = dict(tile)

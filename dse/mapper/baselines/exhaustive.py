@@ -29,7 +29,7 @@ import numpy as np
 
 from dse.mapper.exact.spatial import divisors
 from dse.mapping.constraints import FREE, Constraints, Factors, minimal_mapping
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep, unrollable
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, in_lockstep, may_keep, unrollable
 from dse.sim.counts.counts import footprints
 from dse.sim.counts.vectorized import Costs, cost_many, mapping_at, tables
 from dse.sim.einsum.cost import overflow
@@ -251,7 +251,8 @@ def _cheapest(
     """
     e, arch = problem.einsum, problem.arch
     loops_of = rank_loops(e, arch, nest)
-    least = {rank: whole_slots(e, rank) if arch.compute.lockstep else 1 for rank, _ in e.extents}
+    lockstep = in_lockstep(e, arch.compute)
+    least = {rank: whole_slots(e, rank) if lockstep else 1 for rank, _ in e.extents}
     options = {rank: chains(n, loops_of.get(rank, ()), factors, least[rank]) for rank, n in e.extents}
     compiled = tables(nest, e, arch, options)
     trips = [_trip_counts(nest, rank, n, options[rank]) for rank, n in e.extents]

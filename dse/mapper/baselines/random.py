@@ -20,7 +20,7 @@ from dse.mapper.baselines.exhaustive import (
     without_unit_loops,
 )
 from dse.mapper.exact.spatial import primes
-from dse.mapping.nest import Infeasible, Loop, Mapping, Store, may_keep
+from dse.mapping.nest import Infeasible, Loop, Mapping, Store, in_lockstep, may_keep
 from dse.sim.counts.counts import footprints
 from dse.sim.einsum import cost
 from dse.sim.einsum.evaluate import EinsumCost, Problem, evaluate_unfused, objective_value
@@ -136,7 +136,7 @@ def mapping_of(e: Einsum, arch: Arch, choices: Choices) -> Mapping:
         for loop in spatial_loops(e, arch, position) if isinstance(position, int) else ():
             outer = tile[loop.rank]
             n = min(choices.trips.get((position, loop.rank, loop.over), 1), free_pes[loop.over])
-            least = whole_slots(e, loop.rank) if arch.compute.lockstep else 1
+            least = whole_slots(e, loop.rank) if in_lockstep(e, arch.compute) else 1
             tile[loop.rank] = outer if outer % least else -(-outer // (n * least)) * least
             free_pes[loop.over] //= -(-outer // tile[loop.rank])
             nodes.append(Loop(loop.rank, tile[loop.rank], loop.over))

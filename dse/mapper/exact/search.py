@@ -42,7 +42,18 @@ from dse.mapper.exact.spatial import (
 )
 from dse.mapping.classes import rank_of
 from dse.mapping.constraints import ANY_TRIPS, FREE, Constraints, Factors, stationary, unkeepable
-from dse.mapping.nest import Loop, Mapping, Store, bits_at, may_keep, role, stored_at, unrollable
+from dse.mapping.nest import (
+    Loop,
+    Mapping,
+    Store,
+    bits_at,
+    in_lockstep,
+    may_keep,
+    role,
+    stored_at,
+    ungated,
+    unrollable,
+)
 from dse.run import deadline
 from dse.sim.counts.actions import (
     accesses_per_elem,
@@ -405,13 +416,14 @@ def _search_factors(
     spatial = hops.countable(e, arch, constraints)
     unrolled = _where_alike(e, arch, spatial)
     trips = _spatial_limits(constraints)
-    fanouts = _table_fanouts(e, arch.fanouts, factors, unrolled, arch.compute.lockstep)
+    lockstep, served = in_lockstep(e, arch.compute), ungated(e, arch.compute.gates, True)
+    fanouts = _table_fanouts(e, arch.fanouts, factors, unrolled, lockstep)
     try:
-        tables = _tables(e, fanouts, factors, unrolled, trips, arch.compute.lockstep)
+        tables = _tables(e, served, fanouts, factors, unrolled, trips, lockstep)
     except NoneAllowed:
         return FactorsResult([None] * machine_count, 0, np.full(machine_count, inf), False)
-    networks, lockstep = _bare_networks(arch), arch.compute.lockstep
-    terms = terms._replace(hops=_hops(e, networks, fanouts, factors, unrolled, trips, lockstep))
+    networks = _bare_networks(arch)
+    terms = terms._replace(hops=_hops(e, served, networks, fanouts, factors, unrolled, trips, lockstep))
     inside = np.array([constraints.inside is None or rank in constraints.inside for rank in tables.ranks])
     stationary_tensor = (
         tables.tensors.index(constraints.stationary) if constraints.stationary in tables.tensors else -1
@@ -775,10 +787,11 @@ def unrolling_count(problem: Problem, factors: Factors, constraints: Constraints
     """
     countable = hops.countable(problem.einsum, problem.arch, constraints)
     spatial = _where_alike(problem.einsum, problem.arch, countable)
-    trips, lockstep = _spatial_limits(constraints), problem.arch.compute.lockstep
+    trips, compute = _spatial_limits(constraints), problem.arch.compute
+    lockstep, served = in_lockstep(problem.einsum, compute), ungated(problem.einsum, compute.gates, True)
     fanouts = _table_fanouts(problem.einsum, problem.arch.fanouts, factors, spatial, lockstep)
     try:
-        tables = _tables(problem.einsum, fanouts, factors, spatial, trips, lockstep)
+        tables = _tables(problem.einsum, served, fanouts, factors, spatial, trips, lockstep)
         return int(tables.pool.rank_start[-1])
     except NoneAllowed:
         return 0
@@ -794,13 +807,15 @@ def _table_bytes(tables: Tables) -> int:
 @kept_up_to(KEPT_BYTES, _table_bytes)
 def _tables(
     e: Einsum,
+    served: Einsum,
     fanouts: tuple[Fanout, ...],
     factors: Factors,
     spatial: tuple[tuple[str, tuple[str, ...]], ...],
     trips: tuple[tuple[str, str, int, int], ...],
     lockstep: bool,
 ) -> Tables:
-    """The tables of an einsum on machines with these fan-outs. spatial: (fan-out dimension, ranks that may be
+    """The tables of an einsum on machines with these fan-outs. served: as memories outside of arrays serve
+    its result (`ungated`). spatial: (fan-out dimension, ranks that may be
     unrolled over it), as in Constraints.spatial. trips: as `_spatial_limits` returns them. lockstep: as of
     `terms.unshared`; PEs then share whole slots (`whole_slots`).
 
@@ -837,7 +852,7 @@ def _tables(
             [p.ranks() for p in tensors],
             [p.full_ranks() for p in tensors],
             [p.partial_ranks() for p in tensors],
-            [unshared(p, e, lockstep) for p in tensors],
+            [unshared(p, served, lockstep) for p in tensors],
         )
     )
     in_last_dim = np.array([[rank in p.dims[-1].ranks() for rank in ranks] for p in tensors], np.bool_)
@@ -864,6 +879,7 @@ def _tables(
         full=full,
         in_window=in_window,
         unshared=unshared_ranks,
+        has_zeros=np.array([any(p.density != 1 and rank in p.ranks() for p in e.inputs) for rank in ranks]),
         first_dim=first_dim,
         kind=np.array(kind, np.int64),
         offset=np.array(offset, np.int64),
@@ -893,6 +909,7 @@ def _bare_networks(arch: Arch) -> tuple[Fanout, ...]:
 @lru_cache(maxsize=256)
 def _hops(
     e: Einsum,
+    served: Einsum,
     networks: tuple[Fanout, ...],
     fanouts: tuple[Fanout, ...],
     factors: Factors,
@@ -900,11 +917,11 @@ def _hops(
     trips: tuple[tuple[str, str, int, int], ...],
     lockstep: bool,
 ) -> state.Hops:
-    """The least hops of an einsum. networks: the machine's fan-outs (`_bare_networks`); fanouts, factors,
-    spatial, trips, lockstep: as in `_tables`.
+    """The least hops of an einsum. networks: the machine's fan-outs (`_bare_networks`); served, fanouts,
+    factors, spatial, trips, lockstep: as in `_tables`.
     """
-    tables = _tables(e, fanouts, factors, spatial, trips, lockstep)
-    return hops.tables(e, networks, tables.choices, tables.ranks, factors, lockstep)
+    tables = _tables(e, served, fanouts, factors, spatial, trips, lockstep)
+    return hops.tables(served, networks, tables.choices, tables.ranks, factors, lockstep)
 
 
 def _pool(
@@ -1642,11 +1659,13 @@ def _link(
     )
     found, low, outer, outer_low = (dict[Quantity, dict[int, Any]]() for _ in range(4))
     outer_levels = _outer_levels(groups)
+    in_pe = levels[parent].name in arch.levels_of_pes()
+    seen = e if in_pe else ungated(e, arch.compute.gates, output)  # as the parent serves it to compute
     line_bits = (
         _line_bits(arch, parent)
         if (p := (*e.inputs, e.output)[x]).format == "dense"
         and p.density == 1
-        and (not compute or nonzero_share(e) == 1)
+        and (not compute or nonzero_share(seen) == 1)
         else 0
     )
     link_spread = spread.get(tensors[x], NO_SPREAD) if line_bits and parent == 0 else NO_SPREAD
@@ -1736,8 +1755,9 @@ def _link(
 
     stored = [stored_at(levels[v].formats, p, e) for v in (parent, child)[: 1 if compute else 2]]
     compressed = any(own.format != "dense" for own in stored)
-    lockstep = arch.compute.lockstep
-    sparse_counts = sparse(e, stored[0], arch.word_bits, lockstep) if output and compute else None
+    lockstep = in_lockstep(e, arch.compute)
+    sparse_counts = sparse(seen, stored[0], arch.word_bits, lockstep) if output and compute else None
+    nonzero_outputs = state.NONZERO_OUTPUTS_IN_PE if in_pe else state.NONZERO_OUTPUTS
 
     def moved(own: Projection) -> Moved:
         """What moves of the tensor as it is stored at an end of the link."""
@@ -1745,25 +1765,21 @@ def _link(
         each = elem_words if packed else 1.0
         pointers = [(state.ROWS, row_words)] if packed and not compute else []
         amounts = (
-            [(state.POINTS, direct_elems(own, e, arch.word_bits, lockstep))]
+            [(state.POINTS, direct_elems(own, seen, arch.word_bits, lockstep))]
             if compute
             else [(state.WORDS, each)]
         )
         amounts += [] if output else pointers
         first_reads = (
             [
-                (state.NONZERO_OUTPUTS, -sparse_counts.first_reads),
+                (nonzero_outputs, -sparse_counts.first_reads),
                 (state.COMPUTE_FIRST_READS, -sparse_counts.first_reads_per_pe),
             ]
             if sparse_counts
-            else [
-                (state.COMPUTE_FIRST_READS, -nonzero_share(e)) if compute else (state.NODE_FIRST_READS, -each)
-            ]
+            else [(state.COMPUTE_FIRST_READS, -1.0) if compute else (state.NODE_FIRST_READS, -each)]
         )
         only_written = (
-            [(state.NONZERO_OUTPUTS, sparse_counts.writes)]
-            if sparse_counts and sparse_counts.writes
-            else pointers
+            [(nonzero_outputs, sparse_counts.writes)] if sparse_counts and sparse_counts.writes else pointers
         )
         skipped = first_reads if output and levels[parent].skip_first_read else []
         return Moved(amounts, skipped, only_written)
@@ -2106,7 +2122,7 @@ def _add_loops_inward(
         sizes, above = sizes | inner_sizes, NO_NODE
         boundary = position + step
         for rank, spatial_loops in zip(tables.ranks, factorizations, strict=True):
-            least = whole_slots(e, rank) if arch.compute.lockstep else 1
+            least = whole_slots(e, rank) if in_lockstep(e, arch.compute) else 1
             for loop in spatial_loops:
                 if loop.boundary == boundary and loop.trips > 1:
                     sizes[rank] = -(-sizes[rank] // (loop.trips * least)) * least

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from dse.mapping.nest import bits_at, role
+from dse.mapping.nest import bits_at, gates_zeros, role, ungated
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
+from dse.sim.counts.terms import nonzero_share
 from hw.arch import Arch, Fanout, Level
 from workloads.einsum import Einsum
 
@@ -36,19 +38,17 @@ def op_cycles(ops: Number, busiest_ops: Number, e: Einsum, arch: Arch) -> Number
     """
     rate = arch.compute.alu_per_cycle
     if arch.compute.gates:
-        gated = gating(e, arch.compute.gates)
-        ops, busiest_ops = ops * gated, busiest_ops * gated
+        more = gating(e, arch.compute.gates)
+        ops, busiest_ops = ops * more, busiest_ops * more
     return busiest_ops / arch.compute.ops_per_cycle if rate is None or e.kind == "mac" else ops / rate
 
 
-def gating(e: Einsum, gates: Sequence[str]) -> float:
+def gating(e: Einsum, gates: tuple[str, ...]) -> float:
     """Returns the operations that take cycles, per operation that computes. gates: roles of the operands of
     which zeros are gated.
     """
-    found = 1.0
-    for p in e.inputs:
-        found /= p.density if role(e, p.tensor) in gates else 1.0
-    return found
+    stepped = prod(p.density for p in ungated(e, gates).inputs)
+    return stepped / nonzero_share(e) if gates_zeros(e, gates) else 1.0
 
 
 def passes_array(e: Einsum, arch: Arch) -> bool:

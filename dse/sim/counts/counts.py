@@ -21,7 +21,6 @@ from dse.sim.counts.terms import (
     Wiring,
     additions,
     crossing,
-    direct_elems,
     drains,
     fills,
     folds,
@@ -31,7 +30,6 @@ from dse.sim.counts.terms import (
     passes,
     resting_position,
     serves,
-    unshared,
     value,
     wiring,
     without_tile_sizes,
@@ -349,8 +347,8 @@ def deliveries(sums: NestSums, arch: Arch, f: Fanout) -> list[Delivery]:
                 sum(map(sums.total, source_terms)),
                 sums.total(crossing(s, link)),
                 bits_at(arch.levels[order[link.parent.level]], link.tensor.tensor, s.e, arch),
-                link.ranks if link.child else unshared(link.tensor, s.e, s.wires.lockstep),
-                1.0 if link.child else direct_elems(stored, s.e, arch.word_bits, s.wires.lockstep),
+                s.unshared(link),
+                1.0 if link.child else s.access(link),
                 stored.format == "dense",
             )
         )

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dse.mapping.constraints import stationary
-from dse.mapping.nest import Loop, Mapping, Store, stored_at
+from dse.mapping.nest import Loop, Mapping, Store, gates_zeros, stored_at, ungated
 from dse.sim.counts.spans import (
     ALL,
     ALL_PES,
@@ -125,6 +125,8 @@ class Wiring:
     lockstep: bool = False  # PEs step through operands in N:M together (`in_step`)
     # levels that store tensors with zeros in formats of their own, by name
     packing: tuple[tuple[str, tuple[Stored, ...]], ...] = ()
+    gates: tuple[str, ...] = ()  # roles of operands whose zeros are gated (`Compute.gates`)
+    of_pes: frozenset[str] = frozenset()  # if any are: levels that gated zeros do not reach (`levels_of_pes`)
 
     def has_own(self, node: Store | None, at: int, i: int, loop: Loop) -> bool:
         """True if PEs of the spatial loop at position i each have an instance of what the node at position
@@ -195,6 +197,8 @@ def wiring(arch: Arch) -> Wiring:
         ),
         arch.compute.lockstep,
         tuple((level.name, level.formats) for level in arch.levels if level.formats),
+        arch.compute.gates,
+        arch.levels_of_pes() if arch.compute.gates else frozenset(),
     )
 
 
@@ -477,6 +481,9 @@ class Formulas:
     dims: dict[str, list[tuple[Dim, int, tuple[str, ...], bool]]] = field(init=False)
     gathered: Gathered | None = field(init=False)
     sparse: Sparse | None = field(init=False)  # what zeros add to the accesses of compute
+    # as memories outside of arrays serve its inputs, and its result (`ungated`)
+    outside: tuple[Einsum, Einsum] = field(init=False)
+    lockstep: bool = field(init=False)  # PEs step through an operand in N:M together
 
     def __post_init__(self) -> None:
         """Sets the fields that follow from einsum, nest and wires. A dimension that `is_whole` has no
@@ -487,10 +494,12 @@ class Formulas:
         self.all_trips = (ALL,) * len(self.loops)
         self.gathered = gathered(self.e) if self.wires.gathers else None
         wires, summed = self.wires, [link for link in self.links if link.is_output and not link.child]
-        self.sparse = None
+        self.outside, self.sparse = (ungated(self.e, wires.gates), ungated(self.e, wires.gates, True)), None
+        self.lockstep = wires.lockstep and not gates_zeros(self.e, wires.gates)
         for link in summed:
-            stored = self.stored(link, End.PARENT)
-            self.sparse = sparse(self.whole_einsum or self.e, stored, wires.word_bits, wires.lockstep)
+            stored, e = self.stored(link, End.PARENT), self.whole_einsum or self.e
+            served = e if link.parent.level in wires.of_pes else ungated(e, wires.gates, True)
+            self.sparse = sparse(served, stored, wires.word_bits, self.lockstep)
         self.sizes, dim_numbers = self.e.sizes(), dict[Dim, int]()
         self.dims = {
             p.tensor: [
@@ -499,6 +508,21 @@ class Formulas:
             ]
             for p in self.e.tensors()
         }
+
+    def served(self, link: Link) -> Einsum:
+        """Returns the einsum as compute asks the parent of a link for it: memories of a PE are not accessed
+        at gated zeros, those outside of arrays are.
+        """
+        return self.e if link.parent.level in self.wires.of_pes else self.outside[link.is_output]
+
+    def unshared(self, link: Link) -> frozenset[str]:
+        """Returns the ranks along which PEs share no word of a link."""
+        return link.ranks if link.child else unshared(link.tensor, self.served(link), self.lockstep)
+
+    def access(self, link: Link) -> float:
+        """Returns the elements per iteration that compute exchanges over a link (`direct_elems`)."""
+        stored = self.stored(link, End.PARENT)
+        return direct_elems(stored, self.served(link), self.wires.word_bits, self.lockstep)
 
     def stored(self, link: Link, end: End) -> Projection:
         """Returns a link's tensor as it is stored at an end: at its child, or at its parent, which also sends
@@ -648,9 +672,8 @@ def _transfers(
     """
     trips_counted = trips_counted or s.all_trips
     if skip and s.sparse and not link.child:
-        counted_ranks = unshared(link.tensor, s.e, s.wires.lockstep)
         first_reads = _distinct_terms(
-            s, link, end, one_instance, trips_counted, counted_ranks, -s.sparse.first_reads
+            s, link, end, one_instance, trips_counted, s.unshared(link), -s.sparse.first_reads
         )
         return first_reads + _distinct_terms(
             s, link, end, one_instance, trips_counted, link.ranks, -s.sparse.first_reads_per_pe
@@ -677,15 +700,7 @@ def _written_only(
         return (_row_term(s, stored, cuts, dims, _missing_ranks(s, link, cuts)),)
     if not s.sparse:
         return ()
-    return _distinct_terms(
-        s,
-        link,
-        end,
-        one_instance,
-        trips_counted,
-        unshared(link.tensor, s.e, s.wires.lockstep),
-        s.sparse.writes,
-    )
+    return _distinct_terms(s, link, end, one_instance, trips_counted, s.unshared(link), s.sparse.writes)
 
 
 def _distinct_terms(
@@ -730,7 +745,7 @@ def _pe_rule(
     counted_ranks: ranks along which all PEs count at a memory
     """
     shared = {name: reduce if link.is_output else multicast for name, multicast, reduce in s.wires.dims}
-    unshared_ranks = link.ranks if link.child else unshared(link.tensor, s.e, s.wires.lockstep)
+    unshared_ranks = s.unshared(link)
 
     def pes_counted(i: int, loop: Loop) -> int:
         in_parent = not s.wires.has_own(link.parent, link.parent_at, i, loop)
@@ -850,7 +865,7 @@ def _terms(s: Formulas, link: Link, p: Projection, cuts: CountedLoops, skip: boo
     dims = s.of_dims(p, cuts, has_child, skip, sliding_loop.rank if skip and sliding_loop else "")
     outer = _missing_ranks(s, link, cuts)
     if not has_child:
-        yield Term(sign * direct_elems(p, s.e, s.wires.word_bits, s.wires.lockstep), (*dims, *outer))
+        yield Term(sign * s.access(link), (*dims, *outer))
         return
     if p.format == "dense":
         yield Term(sign, (*dims, *outer))

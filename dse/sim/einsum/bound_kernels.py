@@ -34,8 +34,8 @@ class NeedsTable(NamedTuple):
     bits: Ints  # [E, X] per element; 0: the machine's word
     role: Ints  # [E, X] index in ROLES (`nest.role`)
     write: Bools  # [E, X] the operand is the output
-    density: Floats  # [E, X] of an input; of the output 1
-    compute_words: Floats  # [E, X] elements that compute accesses
+    gating: Floats  # [E] operations that take cycles, per operation
+    compute_words: Floats  # [E, X, 2] elements that compute accesses, of a PE's memory and outside of arrays
     sharers: Floats  # [E, X] MAC units that may want the same element, at most
     # [E, 2^X] per set of operands (its bit mask): the most of them that MAC units along one rank may share
     common: Ints
@@ -48,7 +48,6 @@ class Machines(NamedTuple):
     """
 
     below: Bools  # [D, V] whether PEs along the dimension stand inside of one instance of a level
-    gated: Bools  # [roles] whether zeros of operands of a role are gated
     around: Bools  # [D, V] the same, or all dimensions for a level of which PEs share instances
     read_pj: Floats  # [machines, V]
     write_pj: Floats  # [machines, V]
@@ -81,13 +80,14 @@ def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[
     runs: (einsum, number of occurrences)
     """
     run_tuple, found = tuple(runs), np.zeros((2, len(columns.word_bits)))
+    gates = tuple(of for of, gated in zip(ROLES, columns.gated, strict=True) if gated)
     for word_bits, lockstep in sorted(
         {*zip(columns.word_bits.tolist(), columns.lockstep.tolist(), strict=True)}
     ):
         rows = np.flatnonzero((columns.word_bits == word_bits) & (columns.lockstep == lockstep))
         batch = columns if len(rows) == len(columns.word_bits) else columns.take(rows)
         found[:, rows] = _sequential(
-            _needs_table(run_tuple, word_bits, lockstep, columns.formats),
+            _needs_table(run_tuple, word_bits, lockstep, columns.formats, gates),
             Machines(*(np.ascontiguousarray(batch.column(name)) for name in Machines._fields)),
         )
     return found[0], found[1]
@@ -95,9 +95,13 @@ def sequential(runs: Iterable[tuple[Einsum, float]], columns: Columns) -> tuple[
 
 @lru_cache(maxsize=64)
 def _needs_table(
-    runs: tuple[tuple[Einsum, float], ...], word_bits: int, lockstep: bool, formats: Formats
+    runs: tuple[tuple[Einsum, float], ...],
+    word_bits: int,
+    lockstep: bool,
+    formats: Formats,
+    gates: tuple[str, ...],
 ) -> NeedsTable:
-    all_needs: list[Needs] = [needs(e, word_bits, lockstep, formats) for e, _ in runs]
+    all_needs: list[Needs] = [needs(e, word_bits, lockstep, formats, gates) for e, _ in runs]
     max_operands = max(len(n.operands) for n in all_needs)
     mask_count = max((len(n.common) for n in all_needs), default=0)
     kinds = {"mac": MAC, "copy": COPY}
@@ -118,8 +122,10 @@ def _needs_table(
             dtype=int,
         ),
         write=padded(([write for _, _, write in n.operands] for n in all_needs), dtype=bool),
-        density=padded([*(p.density for p in n.einsum.inputs), 1.0] for n in all_needs),
-        compute_words=padded(n.compute_words for n in all_needs),
+        gating=np.array([n.gating for n in all_needs], float),
+        compute_words=np.stack(
+            [padded([own[at] for own in n.compute_words] for n in all_needs) for at in range(2)], axis=2
+        ),
         sharers=padded(n.sharers for n in all_needs),
         common=padded((n.common or (ONE_BY_ONE,) for n in all_needs), max(mask_count, 1), int),
         times=np.array([times for _, times in runs], float),
@@ -141,6 +147,10 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
     # compulsory access to the outermost level pays already; alone: `bounds._alone_pj`, the least beyond that
     scratch = np.zeros((5, max_operands, levels))
     mac_units, sharers, pj, charged, alone = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    outside = np.zeros(levels, np.bool_)  # of an array, or shared by its PEs
+    for d in range(m.around.shape[0]):
+        for v in range(levels):
+            outside[v] |= m.around[d, v]
     for i in range(machine_count):
         for v in range(levels):
             below[v], shared[v, 0], shared[v, 1] = 1, 1, 1
@@ -169,7 +179,7 @@ def _sequential(a: NeedsTable, m: Machines) -> Floats:
                 for v in range(levels):
                     mac_units[x, v] = below[v]
                     sharers[x, v] = min(float(shared[v, way]), a.sharers[e, x])
-                    pj[x, v] = a.compute_words[e, x] * (
+                    pj[x, v] = a.compute_words[e, x, int(outside[v])] * (
                         (m.elem_bits[i, v, a.role[e, x]] or bits)
                         / m.width_bits[i, v]
                         * (m.write_pj[i, v] if way else m.read_pj[i, v])
@@ -271,13 +281,9 @@ def _cycles(a: NeedsTable, m: Machines, i: int, e: int, mac_units: int) -> float
     """The compiled `bounds._cycles`, where the outermost level holds every tensor: all compulsory traffic
     crosses its ports.
     """
-    steps, computed = _steps(a.points[e], mac_units) * a.share[e], a.computed[e]
+    steps = _steps(a.points[e], mac_units) * a.share[e] * a.gating[e]
+    computed = a.computed[e] * a.gating[e]
     wait: float = m.latency_ns[i, 0] * m.clock_ghz[i]
-    if m.gated.any():
-        gating = 1.0
-        for x in range(a.operands[e]):
-            gating /= a.density[e, x] if m.gated[a.role[e, x]] else 1.0
-        steps, computed = steps * gating, computed * gating
     if a.kind[e] == MAC or isnan(m.alu_per_cycle[i]):
         compute = steps / m.ops_per_cycle[i]
     else:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dse.mapping.constraints import computes
-from dse.mapping.nest import role, stored_at
-from dse.sim.counts.actions import first_word_cycles, op_cycles, op_pj
+from dse.mapping.nest import gates_zeros, role, stored_at, ungated
+from dse.sim.counts.actions import first_word_cycles, gating, op_cycles, op_pj
 from dse.sim.counts.terms import direct_elems, gathered, nonzero_share, unshared
 from hw.arch import Arch, Stored
 from workloads.einsum import Dim, Einsum, Projection
@@ -122,8 +122,10 @@ class Needs:
     points: int  # iterations
     share: float  # share of the iterations that compute
     computed: float  # operations: points * share
+    gating: float  # operations that take cycles, per operation
     operands: tuple[Operand, ...]  # per tensor
-    compute_words: tuple[float, ...]  # elements of each tensor that compute accesses
+    # elements of each tensor that compute accesses, at memories of a PE and outside of arrays
+    compute_words: tuple[tuple[float, float], ...]
     sharers: tuple[int, ...]  # per tensor, MAC units that may want the same word of it
     # per set of operands (index: its bit mask): the most of them that MAC units along one rank may share;
     # empty for more than MAX_JOINT operands
@@ -141,26 +143,36 @@ class Rates:
 
 
 @lru_cache(maxsize=1 << 14)
-def needs(e: Einsum, word_bits: int, lockstep: bool = False, formats: Formats = ()) -> Needs:
-    """Returns what lower bounds read of an einsum on machines with words of `word_bits`. lockstep: as of
-    `terms.unshared`. formats: of each level (`Level.formats`); compute accesses least words of all of these.
+def needs(
+    e: Einsum, word_bits: int, lockstep: bool = False, formats: Formats = (), gates: tuple[str, ...] = ()
+) -> Needs:
+    """Returns what lower bounds read of an einsum on machines with words of `word_bits`. lockstep, gates: of
+    `Compute`. formats: of each level (`Level.formats`); compute accesses least words of all of these.
     """
     tensors, sizes = e.tensors(), e.sizes()
-    unshared_ranks = [unshared(p, e, lockstep) for p in tensors]
+    outside = ungated(e, gates)
+    lockstep = lockstep and not gates_zeros(e, gates)
+    unshared_ranks = [unshared(p, outside, lockstep) for p in tensors]
     masks = range(1 << len(tensors)) if len(tensors) <= MAX_JOINT else ()
     common = tuple(_most_shared(e, mask, unshared_ranks) for mask in masks)
     operands = tuple(Operand(words(p, e, word_bits), p.bits, p is e.output) for p in tensors)
-    compute_words = tuple(
-        e.points() * min(direct_elems(stored, e, word_bits, lockstep) for stored in own)
-        for own in ({p, *(stored_at(one, p, e) for one in formats)} for p in tensors)
+    in_pe, outside_of_arrays = (
+        [
+            e.points() * min(direct_elems(own, served, word_bits, lockstep) for own in stored)
+            for p in tensors
+            for served in [ungated(e, served_gates, p is e.output)]
+            for stored in [{p, *(stored_at(one, p, e) for one in formats)}]
+        ]
+        for served_gates in ((), gates)
     )
     return Needs(
         einsum=e,
         points=e.points(),
         share=nonzero_share(e),
         computed=e.points() * nonzero_share(e),
+        gating=gating(e, gates),
         operands=operands,
-        compute_words=compute_words,
+        compute_words=tuple(zip(in_pe, outside_of_arrays, strict=True)),
         sharers=tuple(prod(n for rank, n in sizes.items() if rank not in ranks) for ranks in unshared_ranks),
         common=common,
     )
@@ -168,7 +180,8 @@ def needs(e: Einsum, word_bits: int, lockstep: bool = False, formats: Formats = 
 
 def _needs_on(e: Einsum, arch: Arch) -> Needs:
     """Returns what lower bounds read of an einsum on a machine."""
-    return needs(e, arch.word_bits, arch.compute.lockstep, tuple(level.formats for level in arch.levels))
+    formats = tuple(level.formats for level in arch.levels)
+    return needs(e, arch.word_bits, arch.compute.lockstep, formats, arch.compute.gates)
 
 
 def _most_shared(e: Einsum, mask: int, unshared_ranks: Sequence[frozenset[str]]) -> int:
@@ -235,7 +248,7 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
     cycles = _cycles(n, r)
     arch, outer = r.arch, r.arch.levels[0]
     total = n.computed * op_pj(n.einsum, arch)
-    level_costs = []
+    level_costs, of_pes = [], arch.levels_of_pes()
     for p, (elems, tensor_bits, write), words_accessed, sharers in zip(
         n.einsum.tensors(), n.operands, n.compute_words, n.sharers, strict=True
     ):
@@ -250,7 +263,10 @@ def lower_bound(n: Needs, r: Rates) -> tuple[float, float]:
             _undominated(
                 [
                     LevelCost(
-                        mac_units, min(shared, sharers), words_accessed * pj, moved_pj if v == 0 else 0.0
+                        mac_units,
+                        min(shared, sharers),
+                        words_accessed[arch.levels[v].name not in of_pes] * pj,
+                        moved_pj if v == 0 else 0.0,
                     )
                     for v, (mac_units, shared, pj) in enumerate(_access(r, bits, role(n.einsum, p.tensor)))
                 ]

@@ -87,7 +87,8 @@ def of_layout(c: Counted, link: Link, arch: Arch, layout: Layout) -> dict[Key, T
     depend on the nest's loops and on this layout alone. Empty for tensors with zeros, which move as if
     packed.
     """
-    moves_lines = moves_in_lines(link.tensor) and (link.child or nonzero_share(c.sums.formulas.e) == 1)
+    served = c.sums.formulas.served(link)
+    moves_lines = moves_in_lines(link.tensor) and (link.child or nonzero_share(served) == 1)
     moved = _of_link(c, link, arch, layout) if moves_lines else ()
     return {(one.level, one.tensor, one.action): one for one in moved}
 

@@ -31,13 +31,13 @@ TIE_TOLERANCE = 1e-10  # costs that differ by less, relatively, are ties
 # POINTS: accesses of compute.
 # `NODE_FIRST_READS`, `COMPUTE_FIRST_READS`: first reads that are skipped, of a node and of compute; PEs of a
 #     group in the mask, and of one that does not reduce and is in the mask of irrelevant ranks, count once.
-# `NONZERO_OUTPUTS`: elements of the output, once per position of inputs with zeros (terms.sparse).
+# `NONZERO_OUTPUTS`: elements of the output, once per position of inputs with zeros (terms.sparse) that are
+#     skipped, at memories outside of arrays; `NONZERO_OUTPUTS_IN_PE`: of all inputs with zeros.
 # `FIRST_FILLS`, `LAST_DRAINS`: words of the first tiles that are fetched, and of the last tiles that are
 # drained.
 # Their order matters: tile_sums.counts_touched_outputs, counts_end_tiles compare with it.
-ONE, WORDS, ROWS, POINTS, NODE_FIRST_READS, COMPUTE_FIRST_READS, NONZERO_OUTPUTS, FIRST_FILLS, LAST_DRAINS = (
-    range(-1, 8)
-)
+ONE, WORDS, ROWS, POINTS, NODE_FIRST_READS, COMPUTE_FIRST_READS = range(-1, 5)
+NONZERO_OUTPUTS, NONZERO_OUTPUTS_IN_PE, FIRST_FILLS, LAST_DRAINS = range(5, 9)
 # Kinds of a tensor's dimension: one rank alone; a hull of up to two ranks; such a hull, clipped since only a
 # part of it is stored.
 ALONE, HULL, CLIPPED = 0, 1, 2
@@ -68,6 +68,7 @@ class Einsum(NamedTuple):
     full: Bools  # [X, R] whether the rank stands alone in a dimension (m of A[m, k])
     in_window: Bools  # [X, R] whether the rank is one of a window (p and r of X[p + r])
     unshared: Bools  # [X, R] whether PEs along it share nothing that compute asks for (terms.unshared)
+    has_zeros: Bools  # [R] whether an operand with zeros has the rank
     first_dim: Ints  # [X + 1] first dimension of a tensor
     kind: Ints  # [Dm] ALONE, HULL or CLIPPED
     # an index of a dimension is coef[0] * rank 0 + coef[1] * rank 1 + offset; stored are 0 .. stored_size - 1

@@ -16,6 +16,7 @@ from dse.mapper.exact.kernels.state import (
     MASK_RELEVANT,
     NODE_FIRST_READS,
     NONZERO_OUTPUTS,
+    NONZERO_OUTPUTS_IN_PE,
     ONE,
     POINTS,
     QUANTITY_KIND,
@@ -48,6 +49,14 @@ def counts_end_tiles(kind: int) -> bool:
     drained.
     """
     return kind >= FIRST_FILLS
+
+
+@njit_inlined
+def counts_positions(kind: int, x: int, r: int, e: Einsum) -> bool:
+    """Whether a kind of quantity counts all iterations of rank r, which the output x lacks."""
+    return (kind == NONZERO_OUTPUTS and e.unshared[x, r]) or (
+        kind == NONZERO_OUTPUTS_IN_PE and e.has_zeros[r]
+    )
 
 
 @njit_no_alloc
@@ -253,7 +262,7 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
         if kind == POINTS:
             total *= p.elems[tile[r], mask_relevant if e.unshared[x, r] else mask_irrelevant]
         elif not e.has_rank[x, r]:
-            if kind == NONZERO_OUTPUTS and e.unshared[x, r]:
+            if counts_positions(kind, x, r, e):
                 total *= p.elems[tile[r], mask_relevant]
             elif counts_touched_outputs(kind):
                 is_unshared = kind == COMPUTE_FIRST_READS and e.unshared[x, r]
@@ -423,7 +432,7 @@ def factor(q: int, r: int, o: int, t: Terms, e: Einsum, p: Pool) -> float:
     if kind == POINTS:
         return float(p.elems[tile, mask_relevant if e.unshared[x, r] else mask_irrelevant])
     if not e.has_rank[x, r]:
-        if kind == NONZERO_OUTPUTS and e.unshared[x, r]:
+        if counts_positions(kind, x, r, e):
             return float(p.elems[tile, mask_relevant])
         if counts_touched_outputs(kind):
             is_unshared = kind == COMPUTE_FIRST_READS and e.unshared[x, r]
