@@ -16,8 +16,8 @@ from hw.arch import OPS_PER_MAC, Access, Compute, Fanout, Level
 if TYPE_CHECKING:  # imported where it is used: commands that only list columns start without it
     import pyarrow as pa
 
-MODEL_VERSION = 20
-SOLVER_VERSION = 35
+MODEL_VERSION = 21
+SOLVER_VERSION = 36
 
 STATUS = ("ok", "infeasible", "pruned", "error")
 
