@@ -18,10 +18,12 @@ from random import Random
 from dse.mapping.nest import Infeasible, Mapping, Store, TensorLayout
 from dse.sim.einsum.evaluate import Problem, einsum_cost, objective_value
 from dse.sim.levels.transfer import dim_names
-from hw.arch import Access, Arch
+from hw import machine
+from hw.arch import Access, Arch, Level
 from tests.enumeration import Order, mappings
 from tests.problems import random_problem
 from tests.streams import lies, with_layouts
+from workloads.einsum import einsum
 
 GROUPS = ("array", "one level", "windows", "two levels")
 MOST_LAYOUTS = 24
@@ -44,6 +46,27 @@ def problem(seed: int, most: int = 250, objective: str = "energy") -> tuple[Prob
     tiles = rng.choice(["perfect", "perfect", "imperfect_spatial"])
     found = random_problem(rng, rng.choice(GROUPS), tiles, most)
     return replace(found, arch=lined_arch(rng, found.arch), objective=objective), tiles
+
+
+def stalled(seed: int) -> Problem:
+    """A small product or convolution on a machine with caches whose ports are slow: tiles of single buffers
+    change at different times, and come over different ports.
+    """
+    rng = Random(seed)
+    arch = machine.load_arch(rng.choice(["cpu_like", "arm_like"]))
+    levels = list[Level]()
+    for v, level in enumerate(arch.levels):
+        small, tiny = 32 * rng.choice([64, 256]), 32 * rng.choice([2, 4, 16])
+        room = tiny if v == 3 else level.capacity_bits and rng.choice([level.capacity_bits, small])
+        access = Access(32 * rng.choice([1, 1, 2, 4])) if v < 3 else None
+        bandwidth = level.bandwidth * rng.choice([0.1, 0.3, 1])
+        levels.append(replace(level, capacity_bits=room, access=access, bandwidth=bandwidth))
+    text = rng.choice(
+        ("C[m,n] += A[m,k] * B[k,n]", "C[n,m] += A[k,m+r] * B[n,k,r]", "C[n,m+r] += A[k,m] * B[n,k,r]")
+    )
+    sizes = {"m": rng.choice([5, 6, 8]), "n": rng.choice([4, 6, 8]), "k": rng.choice([4, 7, 8])}
+    e = einsum(text, sizes | ({"r": 3} if "r" in text else {}))
+    return Problem(replace(arch, levels=tuple(levels)), e, "latency")
 
 
 def lined_arch(rng: Random, arch: Arch) -> Arch:

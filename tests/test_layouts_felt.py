@@ -349,3 +349,24 @@ search: {method: exhaustive}
     assert run.sql(
         "SELECT count(*) FROM traffic WHERE action IN ('open_read', 'unused_read') AND energy_pj > 0"
     ).rows()[0][0]
+
+
+def test_a_tensor_waits_for_its_own_lines() -> None:
+    """GBUF waits for the lines of A and C. B is read where it lies: its lines keep DRAM busy alone."""
+    arch = edge(row_bits=0, interleave_bits=0, row_pj=0.0, row_cycles=0.0)
+    gbuf = replace(arch.levels[1], double_buffer=False)
+    arch = replace(arch, overlap="buffered", levels=(arch.levels[0], gbuf, *arch.levels[2:]))
+    nest = parse(
+        "store DRAM A B C\nfor m tile 16\nstore GBUF A C\nfor n tile 1\nfor m tile 1\nfor k tile 1\nmac"
+    )
+    width = arch.levels[0].width_bits * arch.levels[0].bandwidth
+    waits, busy = {}, {}
+    for tensor, text in (("A", "M K"), ("A", "K M"), ("B", "N K")):
+        laid = replace(nest, layouts=(TensorLayout("DRAM", tensor, text),))
+        found = einsum_cost(Problem(arch, GEMM, "latency"), laid)
+        times, moved = found.price.times, {one.tensor: one.moved_bits.n for one in found.layout_traffic}
+        waits[text] = times[1].first + times[1].between + times[1].last
+        busy[text] = times[0].busy
+        assert waits[text] == pytest.approx((moved["A"] + moved["C"]) / width)
+    assert waits["K M"] > waits["M K"] == waits["N K"]
+    assert busy["M K"] > 10 * waits["M K"]

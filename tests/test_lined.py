@@ -41,9 +41,23 @@ def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -
 @pytest.mark.parametrize("seed", range(100, 103))
 def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> None:
     one, tiles = pairs.problem(seed, 60, objective)
-    floor = search(one, tiles).lower_bound  # type: ignore[arg-type]
+    floor = max(search(one, tiles, exposed=way).lower_bound for way in ("least", "exchanges"))  # type: ignore[arg-type]
     for value, mapping in pairs.priced_at_random(one, tiles, Random(seed)):
         assert value >= floor * (1 - 1e-9), str(mapping)
+
+
+@pytest.mark.parametrize("seed", some(range(40), 0, 1, 2, 3, 4, 5))
+def test_exchanges_are_never_more_than_the_evaluator_counts(seed: int) -> None:
+    """Of the mapping that costs least by them; their bound is no lower than that of the busiest port."""
+    one = pairs.stalled(seed)
+    found, least = (
+        search(one, "imperfect_spatial", budget=5_000, exposed=way) for way in ("exchanges", "least")
+    )
+    assert found.mapping is not None
+    cost = einsum_cost(one, found.mapping)
+    assert isinstance(cost, EinsumCost)
+    assert found.cycles <= cost.latency_cycles * (1 + 1e-9)
+    assert max(found.lower_bound, least.lower_bound) <= cost.latency_cycles * (1 + 1e-9)
 
 
 def test_a_request_of_padding_misses_nothing() -> None:

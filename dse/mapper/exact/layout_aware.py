@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from itertools import product
 from math import inf, log, prod
 from typing import NamedTuple
@@ -25,8 +24,8 @@ from dse.mapper.exact.search import BUDGET, NO_SPREADS, Exposed, Spread, search_
 from dse.mapping.constraints import FREE, Constraints, Factors, violations
 from dse.mapping.nest import Infeasible, Loop, Mapping, Store, TensorLayout, may_keep
 from dse.mapping.searched import Mappings, mappings_of
-from dse.sim.counts.actions import Key
-from dse.sim.counts.counts import Counted, footprints
+from dse.sim.counts.actions import Delay, Key
+from dse.sim.counts.counts import Counted, Footprint, footprints
 from dse.sim.counts.terms import Link, resting_position, sink, slides
 from dse.sim.einsum import cost
 from dse.sim.einsum.boundary import counted, network_traffic, node_footprints, whole_nest
@@ -52,7 +51,10 @@ NEGLIGIBLE = 1e-3
 # storage nodes placed, and boxes of spatial unrollings bounded, at most: by each search with lines in view,
 # and by those for mappings below a known cost
 LINES_BUDGET, LINES_CHOICES = 100_000, 100_000
+FIRST_BUDGET = 400_000  # storage nodes placed by the first of them
 CANDIDATE_BUDGET, CANDIDATE_CHOICES = 20_000, 20_000
+# ways to count stalls: the first one bounds more closely, the other one gets further within its budget
+STALLS: tuple[Exposed, ...] = ("exchanges", "least")
 MAX_LAYOUT_SETS = 64  # sets of layouts (one layout per `TensorAt`) that are compared, at most
 TensorAt = tuple[str, str]  # (level, tensor)
 
@@ -67,12 +69,12 @@ class LayoutPricing:
     nest_counts: Counted  # that nest, counted
     moving_keys: frozenset[Key]  # the (level, tensor, action) that move anything
     links: dict[TensorAt, Link]  # the link that moves the tensor out of the level and back
-    footprint_elems: dict[TensorAt, int | Fraction]  # elements that tensors take at levels with a capacity
+    footprints: dict[TensorAt, Footprint]  # of tensors at levels with a capacity
+    free_bits: dict[str, int]  # what all footprints leave of these levels
     hops_pj: float
     # results of `moves`
     transfers: dict[tuple[TensorAt, Layout], dict[Key, Transfer]] = field(default_factory=dict)
-    # prices by the bandwidths to which layouts slow the levels down
-    prices: dict[tuple[float, ...], cost.Price] = field(default_factory=dict)
+    prices: dict[tuple[tuple[Key, Delay], ...], cost.Price] = field(default_factory=dict)  # by delays
 
     def moves(self, place: TensorAt, layout: Layout) -> dict[Key, Transfer]:
         """What a tensor moves at a level in a layout."""
@@ -89,14 +91,14 @@ class LayoutPricing:
         moved = {
             key: one for place, layout in chosen.items() for key, one in self.moves(place, layout).items()
         }
-        slowed = transfer.slow_levels(arch, self.nest_counts.rows, e, moved)
-        bandwidths = tuple(level.bandwidth for level in slowed.levels)
-        if bandwidths not in self.prices:
+        delays = transfer.delays(moved, e, arch)
+        own = tuple(delays.items())
+        if own not in self.prices:
             one = self.nest_counts
-            self.prices[bandwidths] = cost.price(
-                one.rows, e, slowed, one.timed, one.restart_at, one.moves_more
+            self.prices[own] = cost.price(
+                one.rows, e, arch, one.timed, one.restart_at, one.moves_more, delays=delays
             )
-        p = self.prices[bandwidths]
+        p = self.prices[own]
         return p.energy_pj + self.hops_pj + sum(
             part[-1] for part in transfer.layout_energy(moved, arch)
         ), p.latency_cycles
@@ -111,19 +113,32 @@ class LayoutPricing:
             one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values()
         )
 
-    def candidates(self, place: TensorAt) -> list[Layout]:
-        """The candidate layouts that fit. Row-major always does: of a sliding window it stores only the part
-        that counts as footprint, whereas other layouts store the complete tile.
+    def more_bits(self, place: TensorAt, layout: Layout) -> int:
+        """The bits that a tensor takes in a layout beyond its footprint. Row-major takes none: of a sliding
+        window, or beside padding, it stores only the part that counts as footprint, whereas other layouts
+        store the complete tile.
         """
+        if place not in self.footprints or layout.stored_elems() <= self.footprints[place].elems:
+            return 0
+        link, e, arch, own = self.links[place], self.problem.einsum, self.problem.arch, self.footprints[place]
+        if layout == row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch)):
+            return 0
+        level = next(level for level in arch.levels if level.name == place[0])
+        whole = replace(own, elems=layout.stored_elems())
+        return cost.node_bits(whole, level, e, arch) - cost.node_bits(own, level, e, arch)
+
+    def fits(self, chosen: Dict[TensorAt, Layout]) -> bool:
+        """Whether tensors fit beside each other in these layouts."""
+        more = dict.fromkeys(self.free_bits, 0)
+        for place, layout in chosen.items():
+            if place in self.footprints:
+                more[place[0]] += self.more_bits(place, layout)
+        return all(more[level] <= max(free, 0) for level, free in self.free_bits.items())
+
+    def candidates(self, place: TensorAt) -> list[Layout]:
+        """The candidate layouts that fit beside the footprints of other tensors."""
         link, e, arch = self.links[place], self.problem.einsum, self.problem.arch
-        plain = row_major(transfer.dim_names(link.tensor), transfer.shape_at(self.nest, link, e, arch))
-        return [
-            one
-            for one in layouts(self.nest, link, e, arch)
-            if place not in self.footprint_elems
-            or one.stored_elems() <= self.footprint_elems[place]
-            or one == plain
-        ]
+        return [one for one in layouts(self.nest, link, e, arch) if self.fits({place: one})]
 
     def front(self, place: TensorAt, candidates: Sequence[Layout]) -> list[Layout]:
         """The candidates that no other one dominates in energy and cycles, cheapest first. After the first
@@ -156,9 +171,11 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
         if place[0] in with_access and place in moved
     }
     hops = sum(way.energy_pj for way in network_traffic(boundary, nest, counts.sums, arch))
-    limited = {level.name for level in arch.levels if level.capacity_bits is not None}
-    footprint_elems = {
-        (f.level, f.tensor): f.elems for f in node_footprints(boundary, nest, e, arch) if f.level in limited
+    held, others = node_footprints(boundary, nest, e, arch), dict(boundary.reserved_bits)
+    free_bits = {
+        level.name: level.capacity_bits - cost.occupied_bits(held, level, e, arch) - others.get(level.name, 0)
+        for level in arch.levels
+        if level.capacity_bits is not None
     }
     return LayoutPricing(
         problem,
@@ -167,7 +184,8 @@ def layout_pricing(problem: Problem, mapping: Mapping) -> LayoutPricing:
         counts,
         frozenset(row.key for row in counts.rows),
         places,
-        footprint_elems,
+        {(f.level, f.tensor): f for f in held if f.level in free_bits},
+        free_bits,
         hops,
     )
 
@@ -179,11 +197,26 @@ def best_layouts(
 
     What layouts add to the energy, and to the cycles of a port, are sums over tensors; so the best set takes
     each layout from the front of its place. Fronts are shortened until there are at most
-    `MAX_LAYOUT_SETS` sets.
+    `MAX_LAYOUT_SETS` sets. Where no set of these fits, layouts take no room beyond the footprints.
+    """
+    found = _best_of_fronts(one, fixed, True) or _best_of_fronts(one, fixed, False)
+    assert found
+    return found
+
+
+def _best_of_fronts(
+    one: LayoutPricing, fixed: Dict[TensorAt, Layout], may_grow: bool
+) -> tuple[float, float, dict[TensorAt, Layout]] | None:
+    """`best_layouts` of the fronts of all places; None if no set of layouts fits. may_grow: whether layouts
+    that are not given may take more room than the footprints.
     """
     objective = one.problem.objective
     fronts = {
-        place: [fixed[place]] if place in fixed else one.front(place, one.candidates(place))
+        place: [fixed[place]]
+        if place in fixed
+        else one.front(
+            place, [own for own in one.candidates(place) if may_grow or not one.more_bits(place, own)]
+        )
         for place in one.links
     }
     for max_layouts in (8, 2, 1):
@@ -193,7 +226,13 @@ def best_layouts(
                 for place, choice in fronts.items()
             }
     sets = [dict(zip(fronts, choice, strict=True)) for choice in product(*fronts.values())]
-    found = [(*one.cost(chosen), i, chosen) for i, chosen in enumerate(sets)]
+    found = [
+        (*one.cost(chosen), i, chosen)
+        for i, chosen in enumerate(sets)
+        if one.fits({at: own for at, own in chosen.items() if at not in fixed})
+    ]
+    if not found:
+        return None
     energy, cycles, _, chosen = min(found, key=lambda row: (objective_value(objective, *row[:2]), *row[:3]))
     return energy, cycles, chosen
 
@@ -212,16 +251,14 @@ def layout_aware(
     interface: tensors that must lie row-major at the outermost level.
 
     These mappings are priced, each in its best layouts, while none is within `allowed_gap` of the lower
-    bound; 3, 4 and the last are searched below the least cost of those before, which leaves out most of the
-    space:
+    bound; some searches go below the least cost of those before, which leaves out most of the space:
 
-    1. the best ones where layouts cost nothing;
-    2. the best one on the assumption that lines are filled;
-    3. the same if tiles of a single buffer wait for all ports, one after the other;
-    4. the best one if, besides, elements of interface tensors that lie about a line apart share no line;
-    5. the one with the least energy: row activations and misses take time that the search does not see, and
-       fewer lines have fewer of them;
-    6. the best ones that stage all tensors in a level on chip, and the fastest of these.
+    1. the best ones on the assumption that lines are filled, by several ways to count stalls (`search`);
+    2. the best one if, besides, elements of interface tensors that lie about a line apart share no line;
+    3. the one with the least energy: row activations take time that the search does not see, and fewer lines
+       have fewer of them;
+    4. the best ones that stage all tensors in a level on chip, and the fastest of these;
+    5. the best ones where layouts cost nothing.
     """
     found = priced_mappings(problem, factors, constraints, allowed_gap, interface)
     if isinstance(found, Infeasible):
@@ -246,7 +283,7 @@ class _LineSearch(NamedTuple):
 
     objective: str
     constraints: Constraints
-    exposed: Exposed = "least"
+    exposed: Exposed = "exchanges"
     spread: Dict[str, Spread] = NO_SPREADS
     is_below: bool = False  # whether below the least cost that is known
 
@@ -284,36 +321,31 @@ def priced_mappings(
                 return
             priced[mapping] = one, cost_in_best_layouts(one, interface)
 
-    for objective, kind in product(
-        dict.fromkeys((problem.objective, "energy")), dict.fromkeys((searchable, factors))
-    ):
-        if priced and gap() <= allowed_gap:
-            break
-        without_lines = optimal(
+    def without_lines(objective: str, kind: Factors) -> EinsumCost | Infeasible:
+        found = optimal(
             replace(problem, arch=arch.ideal(), objective=objective),
             kind,
             constraints,
             allowed_gap=allowed_gap,
         )
-        if isinstance(without_lines, Infeasible):
-            return without_lines
-        best, visited = without_lines[0], visited + without_lines[0].visited
-        if (objective, kind) == (problem.objective, factors):
-            bound = (
-                objective_value(objective, best.energy_pj, best.latency_cycles) / (1 + best.optimality_gap)
-                if best.space
-                else 0.0
-            )
-            space = best.space or space
-        price(fitting(problem, best.mapping, constraints))
+        return found if isinstance(found, Infeasible) else found[0]
+
+    goal = problem.objective
+    ideal = without_lines(goal, factors)
+    if isinstance(ideal, Infeasible):
+        return ideal
+    visited = ideal.visited
+    if ideal.space:
+        space = ideal.space
+        bound = objective_value(goal, ideal.energy_pj, ideal.latency_cycles) / (1 + ideal.optimality_gap)
     is_searched = supports(e, searchable) and not names_some_dims(constraints, arch)
     staging = list(_staging_constraints(e, arch, constraints))
-    goal, is_energy = problem.objective, problem.objective == "energy"
-    searches = [_LineSearch(goal, constraints)]
+    is_energy = goal == "energy"
+    searches = [_LineSearch(goal, constraints), _LineSearch(goal, constraints, "least")]
     searches += [] if is_energy else [_LineSearch(goal, constraints, "sequential", is_below=True)]
     searches += [_LineSearch(goal, constraints, spread=spread, is_below=True)] if spread else []
     searches += [] if is_energy else [_LineSearch("energy", constraints)]
-    searches += [_LineSearch("latency", rules) for rules in staging]
+    searches += [_LineSearch("latency", rules, way) for rules in staging for way in STALLS]
     searches += [_LineSearch(goal, rules, is_below=True) for rules in staging if goal != "latency"]
     for i, (objective, rules, exposed, search_spread, is_below) in enumerate(searches if is_searched else ()):
         if priced and gap() <= allowed_gap:
@@ -325,18 +357,27 @@ def priced_mappings(
             rules,
             known,
             allowed_gap if is_below else 0.0,
-            CANDIDATE_BUDGET if is_below else LINES_BUDGET,
+            CANDIDATE_BUDGET if is_below else LINES_BUDGET if i else FIRST_BUDGET,
             CANDIDATE_CHOICES if is_below else LINES_CHOICES,
             exposed,
             search_spread,
             with_outer_bounds=False,
         )
         visited += found.visited
-        if i == 0 and searchable == factors:
+        if i < len(STALLS) and searchable == factors:
             bound = max(bound, found.lower_bound)
             if found.lower_bound == inf and not priced:
                 return none_fits(problem, constraints)
         price(found.mapping)
+    others = list(product(dict.fromkeys((goal, "energy")), dict.fromkeys((searchable, factors))))
+    for objective, kind in sorted(others, key=lambda way: way != (goal, factors)):
+        if priced and gap() <= allowed_gap:
+            break
+        if (objective, kind) != (goal, factors):
+            ideal = without_lines(objective, kind)
+            assert isinstance(ideal, EinsumCost)
+            visited += ideal.visited
+        price(fitting(problem, ideal.mapping, constraints))
     if uncounted and not priced:
         raise uncounted[0]
     if not priced:

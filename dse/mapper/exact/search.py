@@ -100,7 +100,7 @@ Cost = tuple[float, float, float]  # value of the objective, energy, latency
 # and lower bounds of the objective over all mappings. The search of imperfect factors accepts only objectives
 # below the goal; inf: any that is below the best of perfect factors.
 Goals = Callable[[Sequence[Mapping | None]], tuple[Floats, Floats]]
-Exposed = Literal["least", "ends", "sequential"]  # which stalls count as cycles (`search`)
+Exposed = Literal["least", "exchanges", "ends", "sequential"]  # which stalls count as cycles (`search`)
 NO_CUTOFF = (inf, inf, inf)  # a cutoff above every cost
 NO_LINKS = -1  # Quantity.hop_pair of a quantity that is not multiplied by links
 PRICES: tuple[FieldRole, ...] = ("price", "network")
@@ -115,6 +115,7 @@ class Spread(NamedTuple):
 
 
 NO_SPREAD = Spread(0, 0.0)
+MANY_BITS = 1 << 50  # more than any transfer has
 NO_SPREADS: Dict[str, Spread] = MappingProxyType({})  # by tensor: no layout is given
 
 
@@ -165,6 +166,8 @@ def search(
 
     exposed: which stalls count as cycles, besides the cycles that ports are busy (docs/model.md, Time).
     "least": single-buffered levels wait for their busiest port. Never more than the evaluator's cycles.
+    "exchanges": they wait for tiles that change at different times one after the other. Never more than the
+        evaluator's cycles either.
     "ends": also the first fills and last drains of double-buffered levels. Never more than the evaluator's
         cycles either; it prunes less, so the search takes longer.
     "sequential": single-buffered levels wait for all ports one after the other, as if no two tiles changed
@@ -1083,6 +1086,9 @@ def _machine(
         no_sink=_no_sink_mask(e, arch),
         ports=np.array(parts.ports, np.int64),
         exposed=np.array(parts.exposed, np.int64),
+        exchanges=np.array(
+            [parts.index.get(PartKey("exchanges", v, v, ""), -1) for v in range(len(arch.levels))]
+        ),
         through=np.array(parts.through, np.int64),
         position=np.array([sum(b <= v for b in outside) for v in range(len(arch.levels) + 1)]),
         fanout_size=np.array([array_dim.size for array_dim in dims], np.int64),
@@ -1160,9 +1166,10 @@ class PartKey(NamedTuple):
     "busy": cycles of the port itself (level == port_level)
     "fill", "drain": cycles at the port for which the inside of `level` waits
     "serve": cycles at the port for transfers to levels further inside than `level`
+    "exchanges": cycles of all ports for which the inside of a level waits, one exchange after the other
     """
 
-    kind: Literal["busy", "fill", "drain", "serve"]
+    kind: Literal["busy", "fill", "drain", "serve", "exchanges"]
     level: int
     port_level: int
     port: str  # its name (actions.port)
@@ -1224,6 +1231,8 @@ def _parts(arch: Arch, exposed: Exposed) -> Parts:
                             "drain" if kind == "drain" and level.double_buffer else "fill", v, u, name
                         )
                         index.setdefault(key, ends[0] if exposed == "sequential" else _next_number(index))
+            if kind == "drain" and has_stalls and exposed == "exchanges":
+                index.setdefault(PartKey("exchanges", v, v, ""), _next_number(index))
             ends.append(_next_number(index))
         begin, fills_end, drains_end = ends
         stalls.append(StallSpan(begin, fills_end if level.double_buffer else drains_end, drains_end))
@@ -1406,9 +1415,7 @@ def _form(
     depth = len(structure.levels)
     problem, price_count = Problem(arch, e, "energy"), len(_prices(structure))
     link_rows = {
-        (x, parent, child): _link(
-            problem, tensors, parts, dict(spread), x, parent, child, exposed == "sequential"
-        )
+        (x, parent, child): _link(problem, tensors, parts, dict(spread), x, parent, child)
         for x, parent in product(range(len(tensors)), range(depth))
         for child in range(parent + 1, depth + 1)
     }
@@ -1624,14 +1631,11 @@ def _link(
     x: int,
     parent: int,
     child: int,
-    lines_stall: bool,
 ) -> tuple[Row, Row, Row, Row]:
     """What a tensor's nodes at two levels, parent and child, move between each other, and a lower bound of
     it: two rows. In each, energy counts all instances, cycles the busiest instance. child: a level, or the
     number of levels, which stands for compute. Two more rows have the outer costs in each (state.Terms): all
     energy of a child at an outer level; of one further inside what the outermost level serves (`_serves`).
-    lines_stall: whether stalls count whole lines and misses, too. They wait for all that a port moves, as
-    much slower as its lines make it, so of one tensor that may be more than it waits.
 
     reads = R - S + W', writes = W + R' - S', merges = W' - W (docs/model.md, Counts). R, W: what the parent
     serves; R', W': what the child fetches and drains; S, S': first reads, which are skipped: by the parent
@@ -1688,8 +1692,8 @@ def _link(
         in_bound: whether to add it to the lower bound too.
 
         Where the inside of the child waits for the action, its cycles also go to a part of that kind. The
-        parent moves whole lines, for all requests that PEs make at once and in the best layout. The parts
-        "fill", "drain" and "serve" count words instead of lines.
+        parent moves whole lines, for all requests that PEs make at once and in the best layout; what waits
+        for a tensor waits for its lines and misses (transfer.delays).
         """
         level = levels[v]
         elem_bits = bits_at(level, tensors[x], e, arch)
@@ -1724,14 +1728,12 @@ def _link(
                 ),
                 *(
                     (
-                        busiest._replace(line_bits=request_bits),
-                        no_price * (miss_cycles * elem_bits / request_bits),
+                        busiest._replace(line_bits=MANY_BITS, spread=at_least),
+                        no_price * (miss_cycles * elem_bits / MANY_BITS),
                     )
-                    for request_bits, miss_cycles in _misses(level, moved_line_bits)
+                    for at_least, miss_cycles in _misses(level, moved_line_bits, elem_bits, len(p.dims))
                 ),
             ]
-            waits = child_waits and not double_buffered
-            stalls = [(q, stall[1], more) for q, more in own_busy] if lines_stall else [stall]
             rows = [
                 (
                     all_instances._replace(line_bits=moved_line_bits, spread=moved_spread),
@@ -1739,10 +1741,12 @@ def _link(
                     accesses_per_elem(level, elem_bits) * scale * pj,
                 ),
                 *((q, parts.index[PartKey("busy", v, v, side)], more) for q, more in own_busy),
-                *(stalls if waits else []),
             ]
-            serve_keys = [PartKey("serve", crossed, v, side) for crossed in range(v, child)]
-            rows += [(busiest, parts.index[key], cycles) for key in serve_keys if key in parts.index]
+            wait_keys = [PartKey("serve", crossed, v, side) for crossed in range(v, child)]
+            wait_keys += [stall_key] if child_waits and not double_buffered else []
+            rows += [
+                (q, parts.index[key], more) for key in wait_keys if key in parts.index for q, more in own_busy
+            ]
         is_outer = child < outer_levels or (
             v == parent == 0 < outer_levels and not compute and not line_bits and is_outer_cost
         )
@@ -1919,17 +1923,21 @@ def _busy_line_bits(level: Level, line_bits: int) -> int:
     return max(line_bits, access.banks * level.width_bits) if line_bits and access else line_bits
 
 
-def _misses(level: Level, line_bits: int) -> Iterator[tuple[int, float]]:
-    """Yields (bits of a request, cycles of its misses) where lines are prefetched. A request misses at least
-    once, as it is one run of one line or more (dse/layout/count.py, misses). What it asks for besides may be
-    padding, or the same for several PEs, so the bits are more than any quantity has.
+def _misses(level: Level, line_bits: int, elem_bits: int, dims: int) -> Iterator[tuple[Spread, float]]:
+    """Yields (how much of a miss each different element of a request is at least, cycles of a miss) where
+    lines are prefetched (dse/layout/count.py, misses). A request misses at least once, as it is one run of
+    one line or more, and once per `prefetch_lines` of the lines that its elements fill.
     """
     access = level.access
     if line_bits and access and access.prefetch_lines and np.any(level.bandwidth < inf):
         calibrated = access.prefetch_run is not None and access.prefetch_line is not None
-        misses = (access.prefetch_run or 0.0) + (access.prefetch_line or 0.0) if calibrated else 1.0
-        if misses and access.miss_cycles:
-            yield line_bits << 40, misses * access.miss_cycles
+        a_run, a_line = (access.prefetch_run, access.prefetch_line) if calibrated else (0.0, 1.0)
+        at_once = 1 if calibrated else access.prefetch_lines
+        if a_run and access.miss_cycles:
+            yield NO_SPREAD, a_run * access.miss_cycles
+        if a_line and access.miss_cycles:
+            share = elem_bits / line_bits / at_once
+            yield Spread((1 << dims) - 1, share), a_line * access.miss_cycles
 
 
 def _min_row_pj(e: Einsum, arch: Arch) -> float:

@@ -4,9 +4,14 @@ and Time).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+<<<<<<< HEAD
 from math import prod
+=======
+from types import MappingProxyType
+from typing import NamedTuple
+>>>>>>> alt
 
 from dse.mapping.nest import bits_at, gates_zeros, role, ungated
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
@@ -114,6 +119,16 @@ def elem_cycles(level: Level, bits: int, tensor_role: str, action: str) -> Numbe
     return accesses / level.bandwidth if times == 1 else accesses / (level.bandwidth * times)
 
 
+class Delay(NamedTuple):
+    """What the layout of a tensor adds to the time in which a port serves it."""
+
+    cycles: float  # of the busiest instance
+    share: float  # of the time that the elements take
+
+
+NO_DELAYS: Mapping[Key, Delay] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Busy:
     """Busy cycles of the components of a machine."""
@@ -124,11 +139,17 @@ class Busy:
     wait: Number = 0.0  # for first words
 
 
-def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: Arch) -> Busy:
+def busy(
+    rows: Iterable[tuple[Key, Number, Sequence[Number]]],
+    e: Einsum,
+    arch: Arch,
+    delays: Mapping[Key, Delay] = NO_DELAYS,
+) -> Busy:
     """Returns the busy cycles of counted rows.
 
     rows: (level, tensor, action), elements of all instances together, and elements of each instance that may
         be the busiest
+    delays: by (level, tensor, action), what layouts add
     """
     order = arch.level_index()
     arrays = {f.name: f for f in arch.fanouts}
@@ -152,8 +173,9 @@ def busy(rows: Iterable[tuple[Key, Number, Sequence[Number]]], e: Einsum, arch: 
             )
         ):
             key = order[name], level.port(of, action)[0]
+            delay = delays[name, tensor, action].cycles if (name, tensor, action) in delays else 0.0
             ports[key] = [
-                sum_before + n * cycles
+                sum_before + n * cycles + delay
                 for sum_before, n in zip(ports.get(key, [0.0] * len(elems)), elems, strict=True)
             ]
     levels = tuple(

@@ -28,14 +28,14 @@ The two are equal if all rounds are alike. The closed form is smaller in these c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import nan
 from typing import Literal
 
 from dse.mapping.nest import bits_at, role
-from dse.sim.counts.actions import elem_cycles, op_cycles
+from dse.sim.counts.actions import NO_DELAYS, Delay, Key, elem_cycles, op_cycles
 from dse.sim.counts.latency import (
     Number,
     PortTimes,
@@ -110,12 +110,15 @@ class NestTiming:
     memo: dict[tuple[object, ...], PortCycles] = field(default_factory=dict)
 
 
-def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> NestTiming:
+def nest_timing(
+    sums: NestSums, arch: Arch, wants_interval: bool = True, delays: Mapping[Key, Delay] = NO_DELAYS
+) -> NestTiming:
     """Returns what port times are computed from: one LevelLink per link, and the cycles per element of ports.
 
     A tile slides along the loop right above its resting position (`LevelLink.window`) if that loop stands
     below the child's node, and its rank shares a dimension of the tensor with another rank.
     wants_interval: the initiation interval is wanted, too
+    delays: by (level, tensor, action), what layouts add: every transfer takes that share longer
     """
     e, order = sums.formulas.e, arch.level_index()
     numbers = {i: number for number, (i, _) in enumerate(sums.formulas.loops)}
@@ -138,7 +141,10 @@ def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Nest
         )
     tensors = [(p.tensor, role(e, p.tensor)) for p in e.tensors()]
     rates = {
-        (v, tensor, action): (level.port(of, action)[0], rate)
+        (v, tensor, action): (
+            level.port(of, action)[0],
+            rate * (1 + delays[key].share) if (key := (level.name, tensor, action)) in delays else rate,
+        )
         for v, level in enumerate(arch.levels)
         for tensor, of in tensors
         for action in PORT_ACTIONS
@@ -148,15 +154,21 @@ def nest_timing(sums: NestSums, arch: Arch, wants_interval: bool = True) -> Nest
 
 
 def port_times(
-    sums: NestSums, arch: Arch, restart_at: int = 0, wants_interval: bool = True
+    sums: NestSums,
+    arch: Arch,
+    restart_at: int = 0,
+    wants_interval: bool = True,
+    delays: Mapping[Key, Delay] = NO_DELAYS,
 ) -> tuple[list[PortTimes], Number]:
     """Returns the port times of all levels, outermost first, and the cycles of compute steps: the arguments
     of `latency`.
 
     restart_at: levels start empty in every iteration of the loops above this position
     wants_interval: False leaves numbers that only the initiation interval needs at NaN
+    delays: by (level, tensor, action), what layouts add
     """
-    return _inside(nest_timing(sums, arch, wants_interval), 0, Periods(sums.formulas.all_trips, restart_at))
+    timing = nest_timing(sums, arch, wants_interval, delays)
+    return _inside(timing, 0, Periods(sums.formulas.all_trips, restart_at))
 
 
 def first_fills(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,11 @@ import numpy as np
 
 from dse.mapping.nest import Infeasible, Mapping, bits_at
 from dse.sim.counts.actions import (
+    NO_DELAYS,
     UNPRICED,
     Busy,
+    Delay,
+    Key,
     accesses_per_elem,
     action_pj,
     busy,
@@ -74,6 +78,7 @@ def price(
     moves_more: bool = False,
     before: Sequence[Count] = (),
     in_part: Sequence[tuple[float, NestSums, int]] = (),
+    delays: Dict[Key, Delay] = NO_DELAYS,
 ) -> Price:
     """Returns energy and latency of counted actions: energy = actions * pJ + leakage.
 
@@ -84,13 +89,16 @@ def price(
     moves_more: rows have transfers that `timed` has not (`Counted.moves_more`)
     before: transfers of levels while the nest does not run; their time is added to the latency
     in_part: `Counted.in_part`, instead of `timed`
+    delays: by (level, tensor, action) of rows, what layouts add
     """
-    usage, times = ports(rows, e, arch, timed, restart_at)
+    usage, times = ports(rows, e, arch, timed, restart_at, delays=delays)
     unit = compute_component(e, arch)
     components = [*zip((level.name for level in arch.levels), usage.levels, strict=True), (unit, usage.steps)]
     weighted = [(1.0, times)]
     if in_part and arch.overlap == "buffered":
-        weighted = [(weight, port_times(nest, arch, start, True)[0]) for weight, nest, start in in_part]
+        weighted = [
+            (weight, port_times(nest, arch, start, True, delays)[0]) for weight, nest, start in in_part
+        ]
     cycles, steady = (
         sum(weight * elapsed_cycles(usage, own_times, steady=is_steady) for weight, own_times in weighted)
         for is_steady in (False, True)
@@ -158,14 +166,16 @@ def ports(
     timed: NestSums | None = None,
     restart_at: int = 0,
     wants_interval: bool = True,
+    delays: Dict[Key, Delay] = NO_DELAYS,
 ) -> tuple[Busy, list[PortTimes]]:
     """Returns busy cycles of all components and, where fills may stall (`overlap: buffered`), port times per
     level of the nest `timed`. Rates of the machine may be arrays, one number per machine.
 
     wants_interval: False leaves out what only the initiation interval needs
+    delays: by (level, tensor, action) of rows, what layouts add
     """
-    usage = busy([(row.key, row.elems, [row.busiest_elems]) for row in rows], e, arch)
-    return usage, port_times(timed, arch, restart_at, wants_interval)[
+    usage = busy([(row.key, row.elems, [row.busiest_elems]) for row in rows], e, arch, delays)
+    return usage, port_times(timed, arch, restart_at, wants_interval, delays)[
         0
     ] if timed and arch.overlap == "buffered" else []
 

@@ -282,8 +282,8 @@ def evaluate_fitting(problem: Problem, c: Counted) -> EinsumCost:
         )
     keys = {row.key for row in c.rows}
     transfer_of = {key: one for key, one in transfer.transfers(c, arch).items() if key in keys}
-    slowed = transfer.slow_levels(arch, c.rows, e, transfer_of)
-    p = cost.price(c.rows, e, slowed, c.timed, c.restart_at, c.moves_more, c.before, c.in_part)
+    delays = transfer.delays(transfer_of, e, arch)
+    p = cost.price(c.rows, e, arch, c.timed, c.restart_at, c.moves_more, c.before, c.in_part, delays)
     extra_parts = [cost.Part(*one) for one in transfer.layout_energy(transfer_of, arch)]
     extra_parts += [
         cost.Part(traffic.network, traffic.tensor, traffic.action, traffic.bits, traffic.energy_pj)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf, prod
+from math import prod
 
 import numpy as np
 
@@ -24,13 +24,14 @@ from dse.layout.address import Layout, Spans, check_listable, in_units, row_majo
 from dse.layout.count import CountRange, Counts, ValueSets
 from dse.layout.primitive import LayoutError
 from dse.layout.text import parse, show
-from dse.mapping.nest import Loop, Mapping, bits_at
-from dse.sim.counts.actions import Key
-from dse.sim.counts.counts import Count, Counted, Footprint
+from dse.mapping.nest import Loop, Mapping, bits_at, role
+from dse.sim.counts.actions import Delay, Key, elem_cycles
+from dse.sim.counts.counts import Counted, Footprint
 from dse.sim.counts.counts import footprints as count_footprints
 from dse.sim.counts.spans import ALL, ALL_PES, FIRST
 from dse.sim.counts.terms import (
     Link,
+    Term,
     additions,
     links,
     moves_in_lines,
@@ -61,6 +62,8 @@ class Transfer:
     action: str
     layout: str  # text of the layout
     elems: int  # elements requested
+    counted_elems: float  # elements that the port is busy for (`Count.elems`), all instances
+    busiest_elems: float  # the same of the busiest instance
     runs: int  # runs of consecutive addresses
     moved_bits: CountRange  # lines that move, in bits
     activations: CountRange  # rows opened
@@ -93,39 +96,20 @@ def of_layout(c: Counted, link: Link, arch: Arch, layout: Layout) -> dict[Key, T
     return {(one.level, one.tensor, one.action): one for one in moved}
 
 
-def slow_levels(arch: Arch, rows: Sequence[Count], e: Einsum, transfer_of: Dict[Key, Transfer]) -> Arch:
-    """Returns the machine with described levels as slow as layouts make them: bandwidth is multiplied by
-    the port's busy cycles without the layouts' costs and divided by those with them.
-
-    transfer_of: transfers by (level, tensor, action)
+def delays(transfer_of: Dict[Key, Transfer], e: Einsum, arch: Arch) -> dict[Key, Delay]:
+    """Returns what layouts add to the time of ports, by (level, tensor, action). All transfers of a tensor
+    take the same share longer; what a port does for other tensors does not.
     """
-
-    def slowed(level: Level) -> Level:
-        plain, with_layout = {"read": 0.0, "write": 0.0}, {"read": 0.0, "write": 0.0}
-        for row in rows:
-            if row.level == level.name:
-                actions = row.busiest_elems * bits_at(level, row.tensor, e, arch) / level.width_bits
-                transfer = transfer_of.get(row.key)
-                plain[row.action] += actions
-                with_layout[row.action] += actions + (
-                    transfer.unused_bits / level.width_bits + transfer.extra_cycles * level.bandwidth
-                    if transfer
-                    else 0.0
-                )
-        busiest = max if level.ports == "separate" else sum
-        before, after = busiest(plain.values()), busiest(with_layout.values())
-        return replace(level, bandwidth=level.bandwidth * before / after) if after > before else level
-
-    return (
-        replace(
-            arch,
-            levels=tuple(
-                slowed(level) if level.access and level.bandwidth < inf else level for level in arch.levels
-            ),
+    levels, found = {level.name: level for level in arch.levels}, dict[Key, Delay]()
+    for key, one in transfer_of.items():
+        level, tensor = levels[one.level], one.tensor
+        cycles = one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles
+        plain = one.counted_elems * elem_cycles(
+            level, bits_at(level, tensor, e, arch), role(e, tensor), one.action
         )
-        if transfer_of
-        else arch
-    )
+        if cycles > 0 and plain > 0:
+            found[key] = Delay(cycles * one.busiest_elems / one.counted_elems, cycles / plain)
+    return found
 
 
 def layout_energy(
@@ -242,15 +226,24 @@ def _of_link(c: Counted, link: Link, arch: Arch, layout: Layout) -> Iterator[Tra
     )
     visits, first_visits = (_visits(r, link.child_at, skip) for skip in (False, True))
     skips_first = level.skip_first_read and not link.tensor.partial_ranks()
-    elems = sums.total(serves(s, link, False))
+
+    def elems(is_read_of_output: bool) -> tuple[float, float]:
+        """Returns the elements of all instances, and of the busiest one."""
+
+        def terms(one: bool) -> tuple[Term, ...]:
+            if not (is_read_of_output and level.skip_first_read):
+                return serves(s, link, one)
+            skipped, added = serves(s, link, one, skip=True), additions(s, link, one)
+            return (*serves(s, link, one), *skipped, *added)
+
+        return sums.total(terms(False)), max(sums.by_instance(terms(True)))
+
     if not link.is_output:
-        yield _transfer(r, level, layout, "read", visits, False, elems)
+        yield _transfer(r, level, layout, "read", visits, False, elems(False))
         return
-    yield _transfer(r, level, layout, "write", visits, False, elems)
+    yield _transfer(r, level, layout, "write", visits, False, elems(False))
     if read_visits := visits - (first_visits if skips_first else 0):
-        if level.skip_first_read:
-            elems += sums.total(serves(s, link, False, skip=True)) + sums.total(additions(s, link, False))
-        yield _transfer(r, level, layout, "read", read_visits, skips_first, elems)
+        yield _transfer(r, level, layout, "read", read_visits, skips_first, elems(True))
 
 
 def _loops(mapping: Mapping, begin: int, end: int) -> tuple[tuple[int, Loop], ...]:
@@ -285,16 +278,17 @@ def _transfer(
     action: str,
     visits: int,
     skips_first: bool,
-    counted_elems: float,
+    counted: tuple[float, float],
 ) -> Transfer:
     """Returns the transfer of one link for one action.
 
     elem_layout: the layout, in elements
     visits: how often each box is requested
     skips_first: True leaves out the first of the visits
-    counted_elems: elements of the count row; bits of lines beyond these elements are unused
+    counted: elements of the count row, and of its busiest instance; bits of lines beyond these elements are
+        unused
     """
-    a, link = level.access, r.link
+    a, link, (counted_elems, busiest_elems) = level.access, r.link, counted
     assert a is not None
     bits = r.bits
     layout, memory, unit_bits = _in_units(elem_layout, bits, a)
@@ -339,6 +333,8 @@ def _transfer(
         action,
         show(elem_layout),
         elems,
+        counted_elems,
+        busiest_elems,
         runs,
         moved_bits,
         activations,

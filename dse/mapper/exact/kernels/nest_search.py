@@ -9,6 +9,7 @@ import numpy as np
 
 from dse.mapper.exact.kernels.compare import compare, keep_improving, objective_value, wins
 from dse.mapper.exact.kernels.state import (
+    ALONE,
     BOUND,
     BUDGET,
     CLIPPED,
@@ -19,6 +20,7 @@ from dse.mapper.exact.kernels.state import (
     LEVEL,
     MASK_RELEVANT,
     NODE_COUNT,
+    NODE_FIRST_READS,
     OVER,
     PARENT,
     PJ,
@@ -45,6 +47,7 @@ from dse.mapper.exact.kernels.tile_sums import (
     clipped_sum,
     counts_end_tiles,
     first_or_last_words,
+    first_trip_share,
     full_boundaries,
     hull_sum,
     sunk_tile_bits,
@@ -278,7 +281,8 @@ def place_node(
 
     OVER: left out, but smaller tiles may do. It does not fit, it is a swapped duplicate, its level has more
         trips than allowed, or only the stalls of its first fills and last drains make its bound too high.
-    BOUND: left out, and smaller tiles are no better.
+    BOUND: left out, and smaller tiles are no better. Of exchanges one after the other that is not known: of
+        smaller tiles more may change together.
     """
     if not fits(d, n, True, e, p, m, rules, w) or is_swapped_duplicate(d, n, w):
         return OVER
@@ -301,7 +305,13 @@ def place_node(
             )
     add_fetches(d, n, w.node_tile[d], w.sunk_tile, t, e, p, memo, w)
     add_exposed(d, n, w.inner_tile[d], w.node_tile[d], t, e, p, m, w, w.parts[d + 1])
-    if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
+    if x >= 0 and parent >= 0 and m.exchanges[level] >= 0:
+        if keep_improving(d, w.parts[d + 1], m, w, best, False) == 0:
+            return BOUND
+        set_exchanges(d, t, e, p, m, memo, w)
+        if keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
+            return OVER
+    elif keep_improving(d, w.parts[d + 1], m, w, best, True) == 0:
         # stalls get shorter with smaller first tiles, of this node and of nodes further out
         if m.waits_at_ends:
             add_fetches(d, n, w.node_tile[d], w.inner_tile[d], t, e, p, memo, w)
@@ -316,6 +326,96 @@ def place_node(
     for r in range(w.inner_tile.shape[1]):
         w.inner_tile[d + 1, r] = w.node_tile[d, r]
     return DONE
+
+
+@njit_no_alloc
+def set_exchanges(d: int, t: Terms, e: Einsum, p: Pool, m: Machine, memo: Memo, w: Work) -> None:
+    """Sets the part `Machine.exchanges` of the level of the node placed after d others: a lower bound of the
+    time in which its tiles change, one kind of exchange after the other (latency.py).
+
+    Where a loop between two nodes of the level advances, the nodes inside of it change together, at the pace
+    of their busiest port: all that is fetched in them, less what they fetch in the first trip of these loops,
+    in which a node further out changes, too.
+    """
+    level, parts = w.nodes[w.node[d], LEVEL], w.parts[d + 1]
+    end = m.exchanges[level]
+    for j in range(d + 1):
+        x, own_level, parent, _ = w.nodes[w.node[j]]
+        if own_level == level and (x < 0 or parent < 0 or not m.no_sink[x, parent, level]):
+            return  # a tile that sinks changes further inside than its node stands
+    for a in range(w.live_count[d]):
+        machine = w.live[d, a]
+        total = 0.0
+        for inner in range(d + 1):
+            if w.nodes[w.node[inner], LEVEL] != level:
+                continue
+            outer = inner + 1
+            while outer <= d and w.nodes[w.node[outer], LEVEL] != level:
+                outer += 1
+            for i in range(m.exposed[level, 0], end):
+                w.part_scratch[i] = 0.0
+            for j in range(inner + 1):
+                if w.nodes[w.node[j], LEVEL] == level:
+                    add_exchange(j, inner, outer if outer <= d else -1, machine, t, e, p, m, memo, w)
+            busiest = 0.0
+            for i in range(m.exposed[level, 0], end):
+                busiest = max(busiest, w.part_scratch[i])
+            total += busiest
+        parts[machine, end] = total
+
+
+@njit_no_alloc
+def add_exchange(
+    j: int,
+    inner: int,
+    outer: int,
+    machine: int,
+    t: Terms,
+    e: Einsum,
+    p: Pool,
+    m: Machine,
+    memo: Memo,
+    w: Work,
+) -> None:
+    """Adds to w.part_scratch a lower bound of what the j-th node moves, on one machine, where loops between
+    nodes `inner` and `outer` (-1: none) of its level advance. It stands at `inner` or inside of it.
+
+    Where not all trips move the same (windows, padding, uneven shares) the bound is 0 inside of `inner`.
+    """
+    x, level, parent, _ = w.nodes[w.node[j]]
+    is_even = True
+    for r in range(w.unrolling.shape[0]):
+        is_even = is_even and not p.uneven[w.unrolling[r]]
+    for dim in range(e.first_dim[x], e.first_dim[x + 1]):
+        is_even = is_even and e.kind[dim] == ALONE
+    if not is_even and j != inner:
+        return
+    # trips of all loops between the node and `inner`, and `outer`; own: of those over the tensor's ranks
+    inner_trips, outer_trips, own_inner_trips, own_outer_trips = 1.0, 1.0, 1.0, 1.0
+    for r in range(w.unrolling.shape[0]):
+        size = p.size[w.node_tile[j, r]]
+        more = p.size[w.node_tile[inner, r]] / size
+        further = p.size[w.node_tile[outer, r]] / size if outer >= 0 else 1.0
+        inner_trips, outer_trips = inner_trips * more, outer_trips * further
+        if e.has_rank[x, r]:
+            own_inner_trips, own_outer_trips = own_inner_trips * more, own_outer_trips * further
+    for link in range(t.link[x, parent, level, 0], t.link[x, parent, level, 1]):
+        q, waits = t.link_of[link], False
+        for i in range(m.exposed[level, 0], m.exchanges[level]):
+            waits = waits or t.link_coef[machine, link, i] != 0.0
+        if not waits:
+            continue
+        kind, tile = t.quantity[q, QUANTITY_KIND], w.node_tile[j]
+        share, skipped = 0.0, 1.0  # of what is added, at least, and of what is subtracted, at most
+        if kind == WORDS:
+            first = 1.0 if is_even or outer < 0 else first_trip_share(q, tile, w.unrolling, t, e, p, memo)
+            share = max(1.0 / inner_trips - (first / outer_trips if outer >= 0 else 0.0), 0.0)
+        if kind == NODE_FIRST_READS and is_even:
+            skipped = 1.0 / own_inner_trips - (1.0 / own_outer_trips if outer >= 0 else 0.0)
+        moved = amount(q, tile, w.unrolling, t, e, p, memo)
+        for i in range(m.exposed[level, 0], m.exchanges[level]):
+            coef = t.link_coef[machine, link, i]
+            w.part_scratch[i] += coef * moved * (share if coef > 0.0 else skipped)
 
 
 @njit_no_alloc

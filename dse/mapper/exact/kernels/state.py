@@ -127,6 +127,9 @@ class Machine(NamedTuple):
     # [V, 3] begin, end of fills, end of drains: which parts are stalls of first fills, and after them of last
     # drains (of a single-buffered level the first range has those of all fills and drains)
     exposed: Ints
+    # [V] the last of these parts, where exchanges of one tile after the other are counted
+    # (`nest_search.set_exchanges`), else -1
+    exchanges: Ints
     through: Ints  # [V, 2] from, to: parts of ports that serve transfers to levels further inside
     position: Ints  # [V + 1] boundaries outside of a level
     fanout_size: Ints  # [D] PEs of a fan-out dimension

@@ -298,6 +298,29 @@ def amount(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, me
 
 
 @njit_inlined
+def first_trip_share(q: int, tile: Ints, unrolling: Ints, t: Terms, e: Einsum, p: Pool, memo: Memo) -> float:
+    """An upper bound of what the first of n trips moves of the words of quantity q, times n over all trips:
+    its tiles are whole, and all PEs have one. inf if nothing moves.
+    """
+    _, x, k, mask_irrelevant, mask_relevant = t.quantity[q]
+    all_groups, found = p.pieces.shape[1] - 1, 1.0
+    for r in range(tile.shape[0]):
+        if not e.has_rank[x, r]:
+            found *= p.pieces[tile[r], all_groups] * p.pes[unrolling[r], k, mask_irrelevant]
+            found /= p.pieces[tile[r], mask_irrelevant]
+    for dim in range(e.first_dim[x], e.first_dim[x + 1]):
+        reach = 1.0
+        for side in range(2):
+            r = e.dim_ranks[dim, side]
+            if r >= 0:
+                found *= p.pieces[tile[r], all_groups] * p.pes[unrolling[r], k, mask_relevant]
+                reach += e.coef[dim, side] * (p.size[tile[r]] - 1)
+        words = hull_sum(dim, tile, mask_relevant, e, p, memo)
+        found = found * reach / words if words > 0.0 else np.inf
+    return float(found)
+
+
+@njit_inlined
 def links(pair: int, unrolling: Ints, hops: Hops) -> float:
     """A lower bound of the links that a word takes on average, for one pair of network and receiver."""
     word_group_pes, word_groups, rectangle, kind = 1.0, 1.0, 1, EVEN
