@@ -6,12 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-<<<<<<< HEAD
 from math import prod
-=======
 from types import MappingProxyType
 from typing import NamedTuple
->>>>>>> alt
 
 from dse.mapping.nest import bits_at, gates_zeros, role, ungated
 from dse.sim.counts.latency import Number, PortTimes, any_nonzero, largest, latency
