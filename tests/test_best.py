@@ -106,7 +106,7 @@ def test_pipelines_cost_no_more_than_kapla_or_unfused_mappings(
 
 def test_the_answer_says_whose_it_is() -> None:
     """On these machines unfused mappings are cheaper than all pipelines, alone or between segments."""
-    found = solved(NODES, catalog.load("mlp_s:batch=1"), "pipelined")
+    found = solved(CLUSTERS, catalog.load("mlp_s:batch=1"), "pipelined")
     assert "taken: segments and unfused mappings" in found.certificate
     assert solved(CLUSTERS, CG, "best").certificate.startswith("taken: the residency schedule; ")
 

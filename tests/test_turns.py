@@ -538,6 +538,7 @@ def test_a_batch_that_fails_is_an_event_and_an_error_in_tests(
     """Its machines are solved one by one, with equal rows: only the event says that it took longer."""
     sound, broken, said = tmp_path / "sound", tmp_path / "broken", set[str]()
     monkeypatch.setattr(doing, "SAY_S", 0.0)
+    monkeypatch.setenv("DSE_CACHE", str(tmp_path / "cache"))  # other tests may have stored these answers
     driver.run(
         study(tmp_path), sound, workers=0, progress=lambda at: said.update(one.doing for one in at.solving)
     )
