@@ -38,6 +38,7 @@ from tests.nests import (
 )
 from tests.oracle import kept
 from tests.prove.mappers import answers, problem_of, with_formats
+from tests.prove.nests import machine_case
 from tests.test_counts import unlike
 from workloads.einsum import WorkloadError, canonical_key, einsum
 from workloads.text import load
@@ -287,6 +288,12 @@ def test_counts_in_formats_of_single_memories_are_those_of_a_walk(seed: int) -> 
     energy, cycles = bounds.lower_bounds([e], arch)[0]
     assert energy <= cost.energy_pj * (1 + 1e-9)
     assert cycles <= cost.latency_cycles * (1 + 1e-9)
+
+
+def test_counts_on_random_machine_files_are_those_of_a_walk() -> None:
+    """Machine files with some of all that they may have: widths, ports, shared memories, gates."""
+    cases = ((seed, machine_case(seed)) for seed in range(amount(160)))
+    assert [line for seed, case in cases if (line := unlike(f"machine {seed}", *case))] == []
 
 
 @settings(max_examples=amount(60, 6), deadline=None)
