@@ -114,7 +114,7 @@ def exchanges_of_all(seed: int, most: int = 600) -> Stalls:
     return found
 
 
-@pytest.mark.parametrize("seed", some(range(40), 9, 13, 16))
+@pytest.mark.parametrize("seed", some(range(40), 13, 16, 21))
 def test_exchanges_are_never_more_than_the_evaluator_counts(seed: int) -> None:
     found = exchanges(seed)
     assert not found.wrong, found.wrong[0]
