@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from math import inf
 from random import Random
 
+from dse.mapping.constraints import Constraints, Limit
 from dse.mapping.nest import Infeasible, Mapping, Store, TensorLayout
 from dse.sim.einsum.evaluate import Problem, einsum_cost, objective_value
+from dse.sim.einsum.limits import spatial_trips, temporal_trips
 from dse.sim.levels.transfer import dim_names
-from hw import machine
-from hw.arch import Access, Arch, Level
-from tests.enumeration import Order, mappings
-from tests.problems import random_problem
+from hw.arch import Access, Arch, Compute, Fanout, Level
+from tests.enumeration import Order, chains, loops_of, mappings, nest, shape, skeletons, slot_of
+from tests.problems import OBJECTIVES, RANKS, WINDOW_RANKS, einsum_of, random_problem
 from tests.streams import lies, with_layouts
-from workloads.einsum import einsum
 
 GROUPS = ("array", "one level", "windows", "two levels")
 MOST_LAYOUTS = 24
@@ -48,25 +48,82 @@ def problem(seed: int, most: int = 250, objective: str = "energy") -> tuple[Prob
     return replace(found, arch=lined_arch(rng, found.arch), objective=objective), tiles
 
 
-def stalled(seed: int) -> Problem:
-    """A small product or convolution on a machine with caches whose ports are slow: tiles of single buffers
-    change at different times, and come over different ports.
+def stalling(rng: Random, _group: str, _levels: int) -> Arch:
+    """Single buffers below a memory that moves lines, with slow ports: some tiles come at the pace of the
+    memory, others (lanes share them) at that of a buffer, so exchanges differ in their busiest port.
     """
+    border = rng.choice([1, 1, 1, 1, 2, 9])
+    depth = 2 if border == 1 else 3
+    levels = []
+    for v in range(depth):
+        is_lined, twice = not v or (v < depth - 1 and rng.random() < 0.6), v > 0 and rng.random() < 0.1
+        access = Access(rng.choice([8, 8, 8, 8, 32])) if is_lined else None
+        bandwidth = rng.choice([1.0, 1.0, 1.5, 2.0] if not v else [0.25, 0.4, 0.5, 0.7, 1.0])
+        ports, skips = rng.choice(["shared", "shared", "separate"]), rng.random() < 0.6
+        room, may_pass = 8 * rng.choice([4, 6, 10, 16]) if v else None, v > 0 and rng.random() < 0.3
+        levels.append(
+            Level(f"L{v}", room, 8, 1.0, 1.0, bandwidth, ports, twice, may_pass, skips, access=access)
+        )
+    lanes = (("X", rng.choice([2, 3, 4])),)
+    arrays = (Fanout("A", border, lanes, (True,), (rng.random() < 0.7,)),) if border < 9 else ()
+    compute = Compute(1.0, 0.5, 64.0, leak_mw=rng.choice([0.0, 2.0]))
+    return Arch("stalling", tuple(levels), arrays, compute, 1.0, 8, overlap="buffered")
+
+
+def stalled(seed: int) -> tuple[Problem, str]:
+    """A problem too large to list, on such a machine with room for all, and its tiles."""
     rng = Random(seed)
-    arch = machine.load_arch(rng.choice(["cpu_like", "arm_like"]))
-    levels = list[Level]()
-    for v, level in enumerate(arch.levels):
-        small, tiny = 32 * rng.choice([64, 256]), 32 * rng.choice([2, 4, 16])
-        room = tiny if v == 3 else level.capacity_bits and rng.choice([level.capacity_bits, small])
-        access = Access(32 * rng.choice([1, 1, 2, 4])) if v < 3 else None
-        bandwidth = level.bandwidth * rng.choice([0.1, 0.3, 1])
-        levels.append(replace(level, capacity_bits=room, access=access, bandwidth=bandwidth))
-    text = rng.choice(
-        ("C[m,n] += A[m,k] * B[k,n]", "C[n,m] += A[k,m+r] * B[n,k,r]", "C[n,m+r] += A[k,m] * B[n,k,r]")
+    arch = stalling(rng, "", 0)
+    arch = replace(
+        arch,
+        levels=tuple(replace(level, capacity_bits=level.capacity_bits and 1 << 20) for level in arch.levels),
     )
-    sizes = {"m": rng.choice([5, 6, 8]), "n": rng.choice([4, 6, 8]), "k": rng.choice([4, 7, 8])}
-    e = einsum(text, sizes | ({"r": 3} if "r" in text else {}))
-    return Problem(replace(arch, levels=tuple(levels)), e, "latency")
+    kind = rng.choice(["gemm", "gemm", "layer", "bmm", "vector", "conv1d", "depthwise", "transposed"])
+    sizes = {
+        rank: rng.choice((2, 3, 4, 6, 8, 12) if rank not in WINDOW_RANKS else (2, 3)) for rank in RANKS[kind]
+    }
+    e = einsum_of(kind, sizes, rng)
+    e = replace(e, output=replace(e.output, bits=rng.choice([None, None, 16])))
+    return Problem(arch, e, rng.choice(OBJECTIVES)), rng.choice(["perfect", "imperfect_spatial"])
+
+
+def some_mappings(one: Problem, tiles: str, rng: Random, count: int) -> Iterator[Mapping]:
+    """Random mappings of the space; the innermost level has as many tensors as it may."""
+    e, arch = one.einsum, one.arch
+    forms = list(skeletons(e, arch, "tensors"))
+    held = [sum(v == len(arch.levels) - 1 for v, _ in form) for form in forms]
+    forms = [form for form, n in zip(forms, held, strict=True) if n == max(held)]
+    for form in rng.choices(forms, k=count):
+        own = shape(form, arch)
+        yield nest(
+            e,
+            arch,
+            form,
+            own,
+            [
+                rng.choice(chains(n, loops_of(e, arch, own.kinds, rank), tiles, slot_of(e, arch, rank)))
+                for rank, n in e.extents
+                if n > 1
+            ],
+        )
+
+
+def alike(one: Problem, mapping: Mapping) -> Constraints:
+    """Limits that leave the mapping and those with the same trips of all loops by level and lane, and the
+    same tensors at every level.
+    """
+    e, arch, limits = one.einsum, one.arch, list[Limit]()
+    for level, p in product(arch.levels[1:], e.tensors()):
+        held = "keep" if Store(level.name, p.tensor) in mapping.nodes else "bypass"
+        limits.append(Limit(held, level.name, p.tensor, 0, 1, ""))  # type: ignore[arg-type]
+    for rank in [rank for rank, n in e.extents if n > 1]:
+        for level in arch.levels:
+            n = temporal_trips(mapping, e, arch, level.name, rank)
+            limits.append(Limit("temporal", level.name, rank, n, n, ""))
+        for name, _ in chain(*(f.dims for f in arch.fanouts)):
+            n = spatial_trips(mapping, e, name, rank)
+            limits.append(Limit("spatial", name, rank, n, n, ""))
+    return Constraints(limits=tuple(limits))
 
 
 def lined_arch(rng: Random, arch: Arch) -> Arch:

@@ -5,7 +5,9 @@ in the answer.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
@@ -14,11 +16,15 @@ from dse.mapper.exact.layout_aware import fitting, in_layouts, layout_aware, lay
 from dse.mapper.exact.search import search
 from dse.mapping.nest import Infeasible, Loop, Store, parse
 from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, objective_value
+from dse.sim.levels.transfer import dim_names
 from dse.solve import solve
 from dse.solve.options import SolverOptions
 from hw import machine
 from tests import lined as pairs
 from tests.amount import some
+from tests.enumeration import mappings
+from tests.problems import OBJECTIVES, random_problem
+from tests.streams import with_layouts
 from workloads import catalog
 from workloads.einsum import einsum
 
@@ -41,23 +47,77 @@ def test_no_pair_of_a_mapping_and_layouts_costs_less_than_the_floor(seed: int) -
 @pytest.mark.parametrize("seed", range(100, 103))
 def test_no_random_pair_costs_less_than_the_floor(seed: int, objective: str) -> None:
     one, tiles = pairs.problem(seed, 60, objective)
-    floor = max(search(one, tiles, exposed=way).lower_bound for way in ("least", "exchanges"))  # type: ignore[arg-type]
+    floor = search(one, tiles).lower_bound  # type: ignore[arg-type]
     for value, mapping in pairs.priced_at_random(one, tiles, Random(seed)):
         assert value >= floor * (1 - 1e-9), str(mapping)
 
 
-@pytest.mark.parametrize("seed", some(range(40), 0, 1, 2, 3, 4, 5))
+class Stalls(NamedTuple):
+    """What was found of bounds with exchanges one after the other."""
+
+    wrong: list[str]
+    asked: int
+    higher: int  # bounds above those of the busiest port
+    attained: int  # of these, whose mapping takes no more cycles
+
+
+def exchanges(seed: int, count: int = 12) -> Stalls:
+    """Of random mappings, each alone with those that have the same trips: no bound is above the cost of one
+    of them in row-major and random layouts, and what is counted of the mapping found is no more than the
+    evaluator's cycles.
+    """
+    (one, tiles), rng, found = pairs.stalled(seed), Random(seed), Stalls([], 0, 0, 0)
+    names = {p.tensor: dim_names(p) for p in one.einsum.tensors()}
+    for mapping in pairs.some_mappings(one, tiles, rng, count):
+        laid = [mapping, *(with_layouts(rng, mapping, one.einsum, one.arch, names) for _ in range(3))]
+        costs = [cost for own in laid if isinstance(cost := einsum_cost(one, own), EinsumCost)]
+        rules = pairs.alike(one, mapping)
+        ours, least = (search(one, tiles, rules, exposed=way) for way in ("exchanges", "least"))  # type: ignore[arg-type]
+        value = min(
+            (objective_value(one.objective, cost.energy_pj, cost.latency_cycles) for cost in costs),
+            default=inf,
+        )
+        own = ours.mapping and einsum_cost(one, ours.mapping)
+        cycles = own.latency_cycles if isinstance(own, EinsumCost) else inf
+        if max(ours.lower_bound, least.lower_bound) > value * (1 + 1e-9):
+            found.wrong.append(
+                f"seed {seed}: {ours.lower_bound}, {least.lower_bound} above {value}\n{mapping}"
+            )
+        if ours.mapping and ours.cycles > cycles * (1 + 1e-9):
+            found.wrong.append(f"seed {seed}: {ours.cycles} cycles, {cycles} are taken\n{ours.mapping}")
+        higher = ours.lower_bound > least.lower_bound * (1 + 1e-9)
+        attained = higher and ours.cycles > cycles * (1 - 1e-9)
+        found = Stalls(found.wrong, found.asked + 1, found.higher + higher, found.attained + attained)
+    return found
+
+
+def exchanges_of_all(seed: int, most: int = 600) -> Stalls:
+    """The same of all mappings of a small problem together."""
+    rng, found = Random(seed), Stalls([], 0, 0, 0)
+    tiles = rng.choice(["perfect", "imperfect_spatial"])
+    one = random_problem(rng, "waits", tiles, most, "tensors", pairs.stalling)
+    costs = [
+        cost
+        for own in mappings(one, tiles, "tensors")
+        if isinstance(cost := einsum_cost(one, own), EinsumCost)
+    ]
+    for objective in OBJECTIVES if costs else ():
+        ours, least = (
+            search(replace(one, objective=objective), tiles, exposed=way).lower_bound  # type: ignore[arg-type]
+            for way in ("exchanges", "least")
+        )
+        value = min(objective_value(objective, cost.energy_pj, cost.latency_cycles) for cost in costs)
+        if max(ours, least) > value * (1 + 1e-9):
+            found.wrong.append(f"seed {seed} {objective}: {ours}, {least} above {value}")
+        higher = ours > least * (1 + 1e-9)
+        found = Stalls(found.wrong, found.asked + len(costs), found.higher + higher, 0)
+    return found
+
+
+@pytest.mark.parametrize("seed", some(range(40), 13, 16, 21))
 def test_exchanges_are_never_more_than_the_evaluator_counts(seed: int) -> None:
-    """Of the mapping that costs least by them; their bound is no lower than that of the busiest port."""
-    one = pairs.stalled(seed)
-    found, least = (
-        search(one, "imperfect_spatial", budget=5_000, exposed=way) for way in ("exchanges", "least")
-    )
-    assert found.mapping is not None
-    cost = einsum_cost(one, found.mapping)
-    assert isinstance(cost, EinsumCost)
-    assert found.cycles <= cost.latency_cycles * (1 + 1e-9)
-    assert max(found.lower_bound, least.lower_bound) <= cost.latency_cycles * (1 + 1e-9)
+    found = exchanges(seed)
+    assert not found.wrong, found.wrong[0]
 
 
 def test_a_request_of_padding_misses_nothing() -> None:
