@@ -302,6 +302,11 @@ def test_answers_in_formats_of_single_memories_are_those_of_an_enumeration(seed:
     assert [line for one in with_formats(seed) for line in one.wrong] == []
 
 
+def test_answers_where_zeros_are_gated_are_those_of_an_enumeration() -> None:
+    """A memory of a PE is not read at gated zeros, those outside of arrays are."""
+    assert [line for one in with_formats(14) for line in one.wrong] == []
+
+
 PACKED = """
 name: packed
 clock_mhz: 1000
