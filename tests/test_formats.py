@@ -37,7 +37,7 @@ from tests.nests import (
     random_mapping,
 )
 from tests.oracle import kept
-from tests.prove.mappers import answers, problem_of, with_formats
+from tests.prove.mappers import answers, formatted_of, priced_all, problem_of, with_formats
 from tests.prove.nests import machine_case
 from tests.test_counts import unlike
 from workloads.einsum import WorkloadError, canonical_key, einsum
@@ -300,6 +300,21 @@ def test_counts_on_random_machine_files_are_those_of_a_walk() -> None:
 @given(st.integers(0, 2**32))
 def test_answers_in_formats_of_single_memories_are_those_of_an_enumeration(seed: int) -> None:
     assert [line for one in with_formats(seed) for line in one.wrong] == []
+
+
+@pytest.mark.parametrize("seed", [76, 139])
+def test_bounds_where_zeros_are_gated_are_not_above_the_least_energy(seed: int) -> None:
+    """PEs at gated zeros stay in step: one read serves all that share a word."""
+    problem = replace(formatted_of(seed), objective="energy")
+    least = search(problem, "imperfect_spatial").lower_bound
+    assert bounds.lower_bounds([problem.einsum], problem.arch)[0][0] <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [130, 180])
+def test_the_search_skips_first_reads_of_gated_sums_as_the_evaluator_does(seed: int) -> None:
+    """Memories of a PE skip those of products, memories outside of arrays those of all iterations."""
+    problem = replace(formatted_of(seed), objective="energy")
+    assert search(problem, "perfect").lower_bound == pytest.approx(priced_all(problem, "perfect").cost[0])
 
 
 def test_answers_where_zeros_are_gated_are_those_of_an_enumeration() -> None:
