@@ -34,6 +34,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -433,11 +434,13 @@ def shared(folder: Path, workload: str, machines: int, solved: int) -> None:
 
 def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
     """A run of machines that share mappings, with an empty cache, and again with its tables kept."""
-    study_file, before = sharing(folder, workload, machines), os.environ.get("DSE_CACHE")
-    os.environ["DSE_CACHE"] = str(folder / f"cache-{machines}")
+    study_file = sharing(folder, workload, machines)
     for name in ("empty cache", "tables kept"):
         run = folder / f"whole-{machines}-{name.partition(' ')[0]}"
-        wall, samples, cpu = watched(["run", str(study_file), "--out", str(run), "--workers", str(workers)])
+        with patch.dict(os.environ, DSE_CACHE=str(folder / f"cache-{machines}")):
+            wall, samples, cpu = watched(
+                ["run", str(study_file), "--out", str(run), "--workers", str(workers)]
+            )
         manifest = folders.read(run)
         done = (folders.status(run, manifest.identity) or {"done": 1})["done"]
         size = sum(part.size_bytes for group in manifest.groups for part in group.parts)
@@ -447,15 +450,14 @@ def whole(folder: Path, workload: str, machines: int, workers: int) -> None:
             f"MB; {size / done:.0f} bytes of disk each",
             flush=True,
         )
-    os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 
 def varied(folder: Path, workers: int) -> None:
     """A run of 984,064 structures of a matrix product, from an empty cache."""
-    study_file, run, before = folder / "varied.yaml", folder / "varied", os.environ.get("DSE_CACHE")
+    study_file, run = folder / "varied.yaml", folder / "varied"
     study_file.write_text(VARIED)
-    os.environ["DSE_CACHE"] = str(folder / "cache-varied")
-    wall, samples, cpu = watched(["run", str(study_file), "--out", str(run), "--workers", str(workers)])
+    with patch.dict(os.environ, DSE_CACHE=str(folder / "cache-varied")):
+        wall, samples, cpu = watched(["run", str(study_file), "--out", str(run), "--workers", str(workers)])
     machines = studies.load(study_file).space.size
     size = sum(entry.stat().st_size for entry in run.rglob("*") if entry.is_file())
     eighths = [max(samples[len(samples) * i // 8 : len(samples) * (i + 1) // 8] or samples) for i in range(8)]
@@ -465,7 +467,6 @@ def varied(folder: Path, workers: int) -> None:
         f"{', '.join(f'{mb:.0f}' for mb in eighths)} MB; {size / machines:.0f} bytes of disk each",
         flush=True,
     )
-    os.environ.pop("DSE_CACHE") if before is None else os.environ.update(DSE_CACHE=before)
 
 
 def lattice(seed: int) -> dict[str, str]:

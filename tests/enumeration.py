@@ -430,6 +430,12 @@ def _ports(e: Einsum, arch: Arch, instances: int) -> list[tuple[int, int, str]]:
     ]
 
 
+def is_clipped(dim: Dim, sizes: dict[str, int]) -> bool:
+    """Whether indices of a dimension lie outside of what is stored of it."""
+    last = dim.offset + sum(c * (sizes[rank] - 1) for rank, c in dim.terms)
+    return dim.offset < 0 or last >= dim.size
+
+
 def padded(e: Einsum) -> list[str]:
     """Ranks of which padding cuts tiles, if lanes may share them out."""
     sizes = e.sizes()
@@ -439,11 +445,7 @@ def padded(e: Einsum) -> list[str]:
             for p in e.tensors()
             for dim in p.dims
             for rank, _ in dim.terms
-            if sizes[rank] > 1
-            and (
-                dim.offset < 0
-                or dim.offset + sum(c * (sizes[other] - 1) for other, c in dim.terms) >= dim.size
-            )
+            if sizes[rank] > 1 and is_clipped(dim, sizes)
         }
         - e.output.partial_ranks()
     )

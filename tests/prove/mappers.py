@@ -1,4 +1,4 @@
-"""The optimal mapper against every mapping of 10,000 random problems, perfect tiles and ragged lanes.
+"""The optimal mapper against every mapping of 5,000 random problems, perfect tiles and ragged lanes.
 
     python -m tests.prove mappers [--problems 5000] [--first 0] [--most 20000] [--networks 1000]
         [--crowded 1000] [--widths 1000] [--ports 1000] [--shared 1000] [--waits 250]
@@ -49,7 +49,7 @@ from dse.sim.einsum.evaluate import EinsumCost, Problem, einsum_cost, lower_boun
 from dse.sim.einsum.limits import broken
 from dse.sim.levels.network import Uncounted
 from hw import machine
-from tests.enumeration import Best, enumerated, in_orders, mappings, padded
+from tests.enumeration import Best, enumerated, in_orders, is_clipped, mappings, padded
 from tests.nests import (
     RESULTS,
     compressed_result,
@@ -147,9 +147,7 @@ def clips_folds(problem: Problem) -> bool:
     """
     sizes = problem.einsum.sizes()
     return any(f.systolic for f in problem.arch.fanouts) and any(
-        d.offset < 0 or d.offset + sum(c * (sizes[rank] - 1) for rank, c in d.terms) >= d.size
-        for p in problem.einsum.tensors()
-        for d in p.dims
+        is_clipped(d, sizes) for p in problem.einsum.tensors() for d in p.dims
     )
 
 
