@@ -109,9 +109,8 @@ class LayoutPricing:
         """
         arch, moved = self.problem.arch, self.moves(place, layout)
         level = next(level for level in arch.levels if level.name == place[0])
-        return sum(part[-1] for part in transfer.layout_energy(moved, arch)), sum(
-            one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles for one in moved.values()
-        )
+        energy = sum(part[-1] for part in transfer.layout_energy(moved, arch))
+        return energy, sum(one.added_cycles(level) for one in moved.values())
 
     def more_bits(self, place: TensorAt, layout: Layout) -> int:
         """The bits that a tensor takes in a layout beyond its footprint. Row-major takes none: of a sliding

@@ -75,6 +75,10 @@ class Transfer:
     extra_cycles: float  # cycles of the port beyond the cycles of the elements
     exact: bool  # True: no count is an estimate
 
+    def added_cycles(self, level: Level) -> float:
+        """Returns the cycles of the port beyond those of the elements. level: that of the transfer."""
+        return self.unused_bits / level.width_bits / level.bandwidth + self.extra_cycles
+
 
 def transfers(c: Counted, arch: Arch) -> dict[Key, Transfer]:
     """Returns the transfers by (level, tensor, action); empty where no level is described."""
@@ -103,7 +107,7 @@ def delays(transfer_of: Dict[Key, Transfer], e: Einsum, arch: Arch) -> dict[Key,
     levels, found = {level.name: level for level in arch.levels}, dict[Key, Delay]()
     for key, one in transfer_of.items():
         level, tensor = levels[one.level], one.tensor
-        cycles = one.unused_bits / level.width_bits / level.bandwidth + one.extra_cycles
+        cycles = one.added_cycles(level)
         plain = one.counted_elems * elem_cycles(
             level, bits_at(level, tensor, e, arch), role(e, tensor), one.action
         )
